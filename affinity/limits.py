@@ -441,18 +441,23 @@ def check_conditions(where: Any) -> None:
     Raises:
         InvalidId: one has a character that no store can keep, so that nothing that is stored fits.
     """
-    for each in fields(where):
-        _check_condition(getattr(where, each.name), each.name)
+    for condition in fields(where):
+        check_condition(getattr(where, condition.name), condition.name)
 
 
-def _check_condition(value: object, what: str) -> None:
+def check_condition(value: object, what: str) -> None:
+    """Check a condition of a listing, or a place in it, and the texts of a collection. Anything else passes.
+
+    Raises:
+        InvalidId: a text has a character that no store can keep.
+    """
     if isinstance(value, str):
         check_text(value, what)
     elif isinstance(value, Mapping):
-        _check_condition((*value, *value.values()), what)
+        check_condition((*value, *value.values()), what)
     elif isinstance(value, Collection):
-        for each in value:
-            _check_condition(each, what)
+        for part in value:
+            check_condition(part, what)
 
 
 def _shown(value: object) -> str:

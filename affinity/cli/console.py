@@ -14,7 +14,7 @@ from affinity.cli.shell import Shell, command
 from affinity.errors import InvalidOptions
 
 if TYPE_CHECKING:
-    from affinity.console.serving import Identify
+    from affinity.console.serving import Login
 
 _ACTIONS: Final = [
     *("answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain", "schedule")
@@ -65,16 +65,7 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     configure_logging("info", log_format)
     token = secrets.token_urlsafe(32)
     gate = serving.Gate(_application(shell, options), _login(options, token), hosts)
-    config = uvicorn.Config(
-        gate,
-        options["host"],
-        options["port"],
-        root_path=options["root_path"].rstrip("/"),
-        log_level="warning",
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=serving.STOP_SECONDS,
-    )
+    config = serving.server_config(gate, options["host"], options["port"], options["root_path"].rstrip("/"))
     socket = config.bind_socket()
     socket.listen()  # a browser may be faster than the server
     name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]
@@ -98,7 +89,7 @@ def _application(shell: Shell, options: dict[str, Any]) -> Any:
     )
 
 
-def _login(options: dict[str, Any], token: str) -> Identify:
+def _login(options: dict[str, Any], token: str) -> Login:
     """How users log in.
 
     Raises:

@@ -40,7 +40,15 @@ from affinity.explain import (
     session_life,
     unserved_work,
 )
-from affinity.limits import MAX_COUNT, MAX_HISTORY_EVENTS, MAX_PAGE, SCRAPE_COUNT, check_id, check_limit
+from affinity.limits import (
+    MAX_COUNT,
+    MAX_HISTORY_EVENTS,
+    MAX_PAGE,
+    SCRAPE_COUNT,
+    check_condition,
+    check_id,
+    check_limit,
+)
 from affinity.orchestration.codec import read_json
 from affinity.paging import PageIterator, all_items, uninterrupted
 from affinity.provider.contract import (
@@ -357,9 +365,10 @@ class Inspection(ClientBase):
             limit: sessions on the page, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range.
+            InvalidInput: a limit out of range; a text that no store can keep.
         """
         check_limit(limit)
+        check_condition((worker_id, after), "worker_id or after")
         return await retry(partial(self._provider.list_sessions, worker_id=worker_id, after=after, limit=limit))
 
     async def session_moves(

@@ -15,7 +15,7 @@ from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_delivery, retry
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule
-from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_text, truncate
+from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_condition, check_text, truncate
 from affinity.orchestration.schedules import (
     Overlap,
     ScheduleOptions,
@@ -127,7 +127,11 @@ class Schedules:
             app: only the schedules that this app declares.
             limit: at most `limits.MAX_PAGE`.
             after: name of the last schedule of the page before.
+
+        Raises:
+            InvalidInput: a text that no store can keep.
         """
+        check_condition((app, after), "app or after")
         page = partial(self._provider.list_schedules, app=app, after=after, limit=min(limit, MAX_PAGE))
         rows = await retry(page)
         return [_shown(row) for row in rows]
@@ -143,7 +147,11 @@ class Schedules:
     async def explain(self, names: Collection[str]) -> Mapping[str, TickReason]:
         """When each of these schedules ticks next, or why it does not: paused, late, no worker alive. Unknown names are
         left out.
+
+        Raises:
+            InvalidInput: a name that no store can keep.
         """
+        check_condition(names, "name")
         rows = await retry(partial(self._provider.list_schedules, names)) if names else []
         workers, now = await retry(self._provider.list_workers), await self._now()
         return {row.name: explain_schedule(row, workers, now) for row in rows}

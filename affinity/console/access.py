@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from starlette.requests import Request
 
+from affinity.errors import InvalidOptions
 from affinity.records import frozen
 
 Action: TypeAlias = Literal[
@@ -37,6 +38,17 @@ class Access:
 
     actions: AbstractSet[Action]  # `NONE`, `READ`, `ALL`, or some actions; an action without "read" is none
     user: str = ""  # for the log of actions
+
+    def __post_init__(self) -> None:
+        """Refuse actions that do not exist.
+
+        Raises:
+            InvalidOptions: `actions` is no set, or has something else than an `Action`.
+        """
+        if not isinstance(self.actions, AbstractSet):
+            raise InvalidOptions(f"Access(actions=…) takes a set, as {{'read', 'answer'}}, not {self.actions!r:.80}")
+        if unknown := self.actions - ALL:
+            raise InvalidOptions(f"Access: no such action: {unknown!r:.80}; there are {', '.join(get_args(Action))}")
 
     def may(self, action: str) -> bool:
         """Whether the user may do this."""

@@ -32,6 +32,9 @@ from affinity.console.streams import SaidNow, SaidPieces
 LIVE_SILENCE: Final = 15.0
 """Seconds after which a live update without a change says that it is alive."""
 
+MAX_LIVE: Final = 500
+"""Live pages that are open; a further one is refused."""
+
 _Read: TypeAlias = tuple[dict[str, Any], Payloads]
 
 _STATUS: Final = {
@@ -85,6 +88,7 @@ class Console(ClosedBlock):
         self._client: Client | None = None if isinstance(database, str) else database
         self._recent = Recent[_Read]()
         self._said = SaidNow(lambda: Payloads(redact))
+        self._live_pages = 0
         routes = [Route(page.path, partial(self._page, page=page)) for page in PAGES.values()]
         app = Starlette(
             routes=[
@@ -154,6 +158,8 @@ class Console(ClosedBlock):
     async def _page(self, request: Request, page: Page) -> Response:
         access = await self._allowed(request)
         if request.headers.get("accept") == "text/event-stream":
+            if self._live_pages >= MAX_LIVE:
+                raise Refused(503, "too many live pages are open: close some")
             headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
             return StreamingResponse(self._live(request, page), media_type="text/event-stream", headers=headers)
         secret = request.cookies.get(COOKIE) or new_secret()
@@ -173,9 +179,13 @@ class Console(ClosedBlock):
     async def _live(self, request: Request, page: Page) -> AsyncIterator[str]:
         """The page, each time that it is another one, and of a conversation what is said meanwhile."""
         said_in = request.query_params.get("id") if page.path == "/conversation" else None
-        async with self._said.follow(await self._open(), said_in) as pieces:
-            async for event in self._live_events(request, page, pieces):
-                yield event
+        self._live_pages += 1
+        try:
+            async with self._said.follow(await self._open(), said_in) as pieces:
+                async for event in self._live_events(request, page, pieces):
+                    yield event
+        finally:
+            self._live_pages -= 1
 
     async def _live_events(self, request: Request, page: Page, pieces: SaidPieces) -> AsyncIterator[str]:
         seen, silent = request.headers.get("last-event-id"), 0.0

@@ -25,7 +25,8 @@ its place. Kinds, with their names:
 - "error" of an instance or a wake: the orchestration, or the class of the error.
 - "event", fields of an event of a history: the activity or event, else the type of the entry.
 - "entry", "request" of a conversation: its kind.
-- "revisit", the note of a later wake, and "stream", what is said now: the kind of the conversation.
+- "revisit", the note and the reason of a later wake, and "stream", what is said now: the kind of the conversation.
+- "detail", a name, a number or a reason in the audit log: its name there, such as "reason".
 - "state", the record of a session: its kind.
 - "sentence", what an instance, waiting work or a schedule waits for, which may name an error: its code, or the state of
   the schedule.
@@ -40,7 +41,11 @@ def show_all(kind: str, name: str, value: Any) -> Any:
 
 
 def hide_payloads(kind: str, name: str, value: Any) -> Any:
-    """No value: of a sentence, which may name an error, its code; else that there is one."""
+    """Hide each value: of a sentence, which may name an error, its code is shown; else that there is a value. Details
+    of the audit log are shown, but for reasons, which people write.
+    """
+    if kind == "detail" and name != "reason":
+        return value
     return f"({name})" if kind == "sentence" else HIDDEN
 
 
@@ -61,7 +66,7 @@ class Payloads:
         self._left = MAX_PAGE_SHOWN
         self._parts: dict[str, Any] = {}
 
-    def text(self, kind: str, name: str, value: str) -> str:
+    def text(self, kind: str, name: str, value: object) -> str:
         """A short text that may hold data, such as the message of an error."""
         return str(self._redact(kind, name, value))
 

@@ -14,12 +14,15 @@ from collections.abc import Collection, Mapping
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
+import anyio
 from starlette.requests import HTTPConnection, Request
 
 from affinity.errors import AffinityError
 
 COOKIE: Final = "affinity_form"
 MAX_FORM_BYTES: Final = 1024 * 1024
+FORM_SECONDS: Final = 30.0
+"""Seconds within which the fields of a form arrive."""
 
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
@@ -56,19 +59,28 @@ async def read_form(request: Request, origins: Collection[str]) -> Mapping[str, 
     """The fields of a form of this console.
 
     Raises:
-        Refused: it comes from another site, has no token, or is too large.
+        Refused: it comes from another site, has no token, is too large, or takes too long.
     """
     check_origin(request, origins)
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise Refused(413, "the form is too large")
+    try:
+        with anyio.fail_after(FORM_SECONDS):
+            body = await _read_body(request)
+    except TimeoutError:
+        raise Refused(408, "the form has not arrived in time: send it again") from None
     form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
     secret = request.cookies.get(COOKIE, "")
     if not secret or not hmac.compare_digest(token_of(secret).encode(), form.get("token", "").encode()):
         raise Refused(403, "the form has no token of this browser: load the page again")
     return form
+
+
+async def _read_body(request: Request) -> bytes:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_FORM_BYTES:
+            raise Refused(413, "the form is too large")
+    return body
 
 
 def check_origin(request: HTTPConnection, origins: Collection[str]) -> None:

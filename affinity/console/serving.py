@@ -9,25 +9,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import hmac
 import ipaddress
+import logging
+import re
 import stat
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
 import anyio
 import uvicorn
+from cachetools import LRUCache, TTLCache
 from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from affinity.console.connections import BACKLOG, BoundedProtocol
 from affinity.console.requests import HEADERS, new_secret
 from affinity.errors import InvalidOptions
 from affinity.tasks import BackgroundTask
+
+logger: logging.Logger = logging.getLogger("affinity.console")
 
 SAFE: Final = "/?=&%"
 """Characters of an address that are not escaped."""
@@ -47,56 +55,141 @@ STOP_SECONDS: Final = 1
 MAX_LOGINS: Final = 1_000
 """Cookies that are valid; a further login ends the oldest one."""
 
-Identify = Callable[[Request], str | Response]
-"""The name of the user of a request; or the answer in its place."""
+FREE_ATTEMPTS: Final = 3
+"""Refused logins from one address that delay none that follows."""
+
+MAX_DELAY: Final = 1.0
+"""Seconds for which an attempt to log in waits at most, after refused ones from its address."""
+
+MAX_QUEUE: Final = 10
+"""Attempts of one address that wait; a further one is answered with 429."""
+
+FORGET_SECONDS: Final = 900.0
+"""Seconds after which refused logins of an address are forgotten."""
+
+MAX_ADDRESSES: Final = 1_000
+"""Addresses whose refused logins are counted."""
+
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s@/\\?#:\[\]]+)(:[0-9]*)?", re.IGNORECASE)
+
+
+class Refusal(PlainTextResponse):
+    """The answer to a request without a valid login. ``why`` is logged; empty: the user has not tried to log in."""
+
+    def __init__(self, status: int, text: str, why: str = "") -> None:
+        super().__init__(text + "\n", status, {"cache-control": "no-store"})
+        self.why = why
+
+
+class Login(ABC):
+    """How users prove who they are."""
+
+    @abstractmethod
+    def identify(self, request: Request) -> str | Response:
+        """Return the name of the user; or the answer in place of the page."""
+
+    def guess(self, request: Request) -> str | None:
+        """Return the secret of this request that somebody may try to guess; None: it has none."""
+        return None
 
 
 class Gate:
     """Lets requests to known hosts, of known users, through to the console."""
 
-    def __init__(self, app: ASGIApp, identify: Identify, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, login: Login, hosts: Collection[str]) -> None:
         """``hosts``: values of the header Host, without port, that are answered; empty: any."""
-        self._app, self._identify, self._hosts = app, identify, hosts
+        self._app, self._login, self._hosts = app, Attempts(login), hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         request = Request(scope)
-        found: str | Response = _refusal(421, "this is not the name of the console: see --allow-host")
-        if not self._hosts or _host_of(request) in self._hosts:
-            found = self._identify(request)
+        if self._hosts and _host_of(request) not in self._hosts:
+            why = f"it asks for the host {request.headers.get('host', '')!r:.80}"
+            found: str | Response = Refusal(421, "this is not the name of the console: see --allow-host", why)
+        else:
+            found = await self._login.identify(request)
         if isinstance(found, Response):
+            _log_refusal(request, found)
             found.headers.update(HEADERS)
             await found(scope, receive, send)
         else:
             await self._app({**scope, USER: found}, receive, send)
 
 
-class TokenLogin:
-    """A user who has the token gets a cookie, at ``/login?token=…``."""
+class Attempts:
+    """Slows down the attempts to log in from an address whose logins were refused: one at a time, with growing delays.
 
-    def __init__(self, token: str, user: str, *, once: bool, cookie: str = "affinity_console") -> None:
+    A secret that was right before is not delayed, so that users behind the proxy of an attacker go on.
+    """
+
+    def __init__(self, login: Login) -> None:
+        self._login = login
+        self._refused: TTLCache[str, int] = TTLCache(MAX_ADDRESSES, FORGET_SECONDS)
+        self._turns = LRUCache[str, asyncio.Lock](MAX_ADDRESSES)
+        self._queues: dict[str, int] = {}
+        self._good = LRUCache[bytes, None](MAX_LOGINS)
+
+    async def identify(self, request: Request) -> str | Response:
+        """Return the name of the user, or the answer in place of the page, after its turn has come."""
+        guess, address = self._login.guess(request), _address_of(request)
+        if guess is None or (digest := hashlib.sha256(guess.encode()).digest()) in self._good:
+            return self._login.identify(request)
+        if self._queues.get(address, 0) >= MAX_QUEUE:
+            return Refusal(429, "too many attempts to log in: wait a minute", "too many attempts at once")
+        self._queues[address] = self._queues.get(address, 0) + 1
+        try:
+            async with self._turns.setdefault(address, asyncio.Lock()):
+                if digest not in self._good:
+                    await asyncio.sleep(self._delay(address))
+                found = self._login.identify(request)
+                if isinstance(found, Refusal):
+                    self._refused[address] = self._refused.get(address, 0) + 1
+                else:
+                    self._good[digest] = None
+                return found
+        finally:
+            self._queues[address] -= 1
+            if not self._queues[address]:
+                del self._queues[address]
+
+    def _delay(self, address: str) -> float:
+        times = self._refused.get(address, 0) - FREE_ATTEMPTS
+        return 0.0 if times < 0 else min(MAX_DELAY, 0.1 * 2.0 ** min(times, 10))
+
+
+class TokenLogin(Login):
+    """A user who has the token gets a cookie, at ``/login?token=…``.
+
+    Cookies do not tell ports apart: each console has a cookie of its own name, so that two of one machine do not
+    replace each other's.
+    """
+
+    def __init__(self, token: str, user: str, *, once: bool) -> None:
         self._token: str | None = token
-        self._user, self._once, self._cookie = user, once, cookie
+        self._user, self._once, self._cookie = user, once, f"affinity_console_{new_secret()[:8]}"
         self._cookies: dict[str, None] = {}
         self.used = asyncio.Event()
         """Set when a user has logged in."""
 
-    def __call__(self, request: Request) -> str | Response:
-        base = request.scope.get("root_path", "")
+    def guess(self, request: Request) -> str | None:
+        return _token_in(request) if request.scope["path"] == f"{_base_of(request)}/login" else None
+
+    def identify(self, request: Request) -> str | Response:
+        base = _base_of(request)
         if request.scope["path"] == f"{base}/login":
             return self._login(request, base)
         if request.cookies.get(self._cookie, "") in self._cookies:
             return self._user
         if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
             return _load(f"{request.scope['path']}?{request.url.query}")  # a link elsewhere: without a strict cookie
-        return _refusal(401, "log in with the address that `affinity console` has printed, or with the token file")
+        return Refusal(401, "log in with the address that `affinity console` has printed, or with the token file")
 
     def _login(self, request: Request, base: str) -> Response:
-        given = parse_qs(request.url.query).get("token", [""])[0]
-        if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
-            return _refusal(401, "this token is not valid, or was used: start `affinity console` again for another one")
+        if self._token is None or not hmac.compare_digest(_token_in(request).encode(), self._token.encode()):
+            text = "this token is not valid, or was used: start `affinity console` again for another one"
+            return Refusal(401, text, "a token that was used, or is wrong")
         if self._once:
             self._token = None
         self.used.set()
@@ -110,44 +203,59 @@ class TokenLogin:
         return answer
 
 
-class BasicLogin:
+class BasicLogin(Login):
     """Names and passwords, by HTTP basic authentication."""
 
     def __init__(self, passwords: Mapping[str, str]) -> None:
         self._passwords = passwords
 
-    def __call__(self, request: Request) -> str | Response:
-        kind, _, value = request.headers.get("authorization", "").partition(" ")
+    def guess(self, request: Request) -> str | None:
+        return _only(request, "authorization")
+
+    def identify(self, request: Request) -> str | Response:
+        given = _only(request, "authorization")
+        kind, _, value = (given or "").partition(" ")
+        user = password = ""
         if kind.lower() == "basic":
-            try:
+            with suppress(binascii.Error, UnicodeDecodeError):
                 user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-            except (binascii.Error, UnicodeDecodeError):
-                user = password = ""
             known = self._passwords.get(user, new_secret())
             if hmac.compare_digest(known.encode(), password.encode()):
                 return user
-        answer = _refusal(401, "name and password, please")
+        answer = Refusal(401, "name and password, please", f"wrong name or password, as {user!r:.80}" if given else "")
         answer.headers["www-authenticate"] = 'Basic realm="affinity", charset="UTF-8"'
         return answer
 
 
-class ProxyLogin:
-    """A proxy has asked for the user, and names it in a header; from no other address the header counts."""
+class ProxyLogin(Login):
+    """A proxy has asked for the user, and names it in one header; from no other address the header counts."""
 
     def __init__(self, header: str, proxies: Collection[str]) -> None:
         """Raise `InvalidOptions` for a network that is none."""
         try:
-            self._networks = [ipaddress.ip_network(each) for each in proxies]
+            self._networks = [ipaddress.ip_network(network) for network in proxies]
         except ValueError as error:
             raise InvalidOptions(f"--trusted-proxy: {error}") from None
         self._header = header
 
-    def __call__(self, request: Request) -> str | Response:
-        address = None if request.client is None else ipaddress.ip_address(request.client.host)
-        user = request.headers.get(self._header, "")
-        if address is None or not user or not any(address in each for each in self._networks):
-            return _refusal(401, "come through the proxy that knows you")
-        return user
+    def identify(self, request: Request) -> str | Response:
+        text = "come through the proxy that knows you"
+        users = request.headers.getlist(self._header)
+        if not self._is_proxy(_address_of(request)):
+            return Refusal(401, text, f"{self._header} from an address that is no --trusted-proxy" if users else "")
+        if len(users) > 1:
+            why = f"{len(users)} headers {self._header}: the proxy must replace the one of the user"
+            return Refusal(401, text, why)
+        return users[0] if users and users[0] else Refusal(401, text, f"the proxy has set no {self._header}")
+
+    def _is_proxy(self, text: str) -> bool:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:  # a socket of the file system, or no address at all
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped  # of a server that listens on both
+        return any(address in network for network in self._networks)
 
 
 class _Server(uvicorn.Server):
@@ -159,10 +267,10 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_locally(app: ASGIApp, login: Identify) -> AsyncIterator[str]:
+async def serve_locally(app: ASGIApp, login: Login) -> AsyncIterator[str]:
     """Serve a console on a free port of this machine, in the event loop of the caller; gives its address."""
     gate = Gate(app, login, LOCAL)
-    config = uvicorn.Config(gate, port=0, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
+    config = server_config(gate, "127.0.0.1", 0)
     socket = config.bind_socket()
     socket.listen()  # a browser may be faster than the server
     server = _Server(config)
@@ -175,24 +283,67 @@ async def serve_locally(app: ASGIApp, login: Identify) -> AsyncIterator[str]:
             await running.join()
 
 
+def server_config(gate: Gate, host: str, port: int, root_path: str = "") -> uvicorn.Config:
+    """The settings of the server of a console."""
+    return uvicorn.Config(
+        gate,
+        host,
+        port,
+        http=BoundedProtocol,
+        backlog=BACKLOG,
+        root_path=root_path,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+
+
 def _load(address: str) -> Response:
     """Have the browser load an address of this console as from a page of it, so that it sends its strict cookies. A
     redirect would count as a step from the page before.
     """
+    address = f"/{address.lstrip('/')}"  # two slashes would lead to another host
     html = f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(quote(address, safe=SAFE))}">'
     return HTMLResponse(html, headers={"cache-control": "no-store"})
 
 
+def _only(request: Request, header: str) -> str | None:
+    """The value of a header that a request has once; None: it is missing, or repeated."""
+    values = request.headers.getlist(header)
+    return values[0] if len(values) == 1 else None
+
+
 def _host_of(request: Request) -> str | None:
-    """The name in the header Host."""
-    try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname
-    except ValueError:
-        return None
+    """The name in the header Host, without the port."""
+    found = _HOST.fullmatch(_only(request, "host") or "")
+    return None if found is None else found[1].strip("[]").lower()
 
 
-def _refusal(status: int, text: str) -> Response:
-    return PlainTextResponse(text + "\n", status, {"cache-control": "no-store"})
+def _base_of(request: Request) -> str:
+    return str(request.scope.get("root_path", ""))
+
+
+def _token_in(request: Request) -> str:
+    return parse_qs(request.url.query).get("token", [""])[0]
+
+
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else request.client.host
+
+
+_LOGGED: Final[TTLCache[tuple[str, int], None]] = TTLCache(MAX_ADDRESSES, 1.0)
+"""Addresses and status codes that were logged within the last second."""
+
+
+def _log_refusal(request: Request, answer: Response) -> None:
+    if (
+        isinstance(answer, Refusal)
+        and answer.why
+        and (key := (_address_of(request), answer.status_code)) not in _LOGGED
+    ):
+        _LOGGED[key] = None
+        logger.warning("a request from %s was refused: %s", key[0] or "an unknown address", answer.why)
 
 
 def read_secret_file(path: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial, wraps
 from itertools import accumulate
 from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast, get_args
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric, make_wsgi_app
@@ -22,6 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from affinity.orchestration import App
 from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
 
 if TYPE_CHECKING:
@@ -42,13 +43,23 @@ LIVENESS = "/live"
 
 BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
+UNREGISTERED: Final = "(unregistered)"
+"""The label of all activities and orchestrations that no code of the worker registers: clients make up their names."""
+
+MAX_NAMES: Final = 20
+"""Names of unused resources that have a label; the others share `OTHERS`."""
+
+OTHERS: Final = "(others)"
+
 
 class Metrics:
     """The metrics of one worker, in a registry of their own, so that several workers of one process do not collide."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, app: App) -> None:
+        """``app``: its names are labels; all others share `UNREGISTERED`."""
         self.registry: CollectorRegistry = CollectorRegistry()
         self._labels = {"worker": worker_id}
+        self._app = app
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
@@ -100,19 +111,24 @@ class Metrics:
 
     def count_activity(self, activity: str, outcome: str) -> None:
         """Count an activity that ended, or was given back."""
-        self._ended[activity, outcome] += 1
+        self._ended[self._activity(activity), outcome] += 1
 
     def count_orchestration(self, orchestration: str, outcome: str) -> None:
         """Count an instance that began, ended, continued as new, or was suspended."""
-        self._orchestrations[orchestration, outcome] += 1
+        known = self._app.find_orchestration(orchestration) is not None
+        self._orchestrations[orchestration if known else UNREGISTERED, outcome] += 1
 
     def observe_queue(self, activity: str, seconds: float) -> None:
         """Record for how long an activity was queued before its first start."""
-        self._queued.buckets[activity,].observe(seconds)
+        self._queued.buckets[self._activity(activity),].observe(seconds)
 
     def observe_run(self, activity: str, seconds: float) -> None:
         """Record for how long an attempt has run."""
-        self._run.buckets[activity,].observe(seconds)
+        self._run.buckets[self._activity(activity),].observe(seconds)
+
+    def _activity(self, name: str) -> str:
+        """The label of an activity."""
+        return name if name in self._app.activities else UNREGISTERED
 
     def work(self, read: ReadWork) -> None:
         """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
@@ -129,9 +145,12 @@ class Metrics:
         self._moves.labels(**self._labels, reason=reason).inc()
 
     def show_unclaimed(self, numbers: Mapping[str, int]) -> None:
-        """Publish how many unused resources of each name remain."""
+        """Publish how many unused resources of each name remain; of many names, `MAX_NAMES` have a label."""
         self._unclaimed.clear()
-        for name, number in numbers.items():
+        shown = dict(Counts(numbers).most_common(MAX_NAMES))
+        if left := sum(numbers.values()) - sum(shown.values()):
+            shown[OTHERS] = left
+        for name, number in shown.items():
             self._unclaimed.labels(**self._labels, resource=name).set(number)
 
     def observed(self, provider: Provider) -> Provider:

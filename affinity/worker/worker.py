@@ -94,7 +94,7 @@ class Worker(AsyncBlock):
     ) -> None:
         self.options: RuntimeOptions = options or RuntimeOptions.from_environment()
         self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
-        self.metrics: Metrics = Metrics(self.identity.worker_id)
+        self.metrics: Metrics = Metrics(self.identity.worker_id, app)
         self.metrics_port: int | None = None
         self._progress = LoopProgress()
         self._timing = REAL_TIME

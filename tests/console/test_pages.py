@@ -153,6 +153,11 @@ async def test_what_an_answer_allows_the_browser(client: Client, open_console: O
         ("/instances?status=boiling", 400),
         ("/instances?after=x", 400),
         ("/records?after=x", 400),
+        ("/sessions?after=a%00b", 400),
+        ("/sessions?worker=%00", 400),
+        ("/schedules?after=%00", 400),
+        ("/instances?prefix=%00", 400),
+        ("/instance?id=%00", 400),
         ("/records?label=a%3Db", 200),
         ("/records?updated_after=soon", 400),
         ("/records?idle_for=x", 400),
@@ -317,6 +322,13 @@ async def test_a_record_is_exported_as_the_command_does(client: Client, open_con
 async def test_no_value_is_shown(client: Client, open_console: Open) -> None:
     await fill(client, "secret", prefix="p-")
     await client.journals.describe("p-talk", "chat", {"title": "t", "owner": "o", "labels": {}})
+    talk = client.conversation(chats, "p-talk")
+    await talk.ask(UserMessage("secretly again"), timeout=20)
+    with client.acting_as("ann", source="admin"):  # each reason that a person gives
+        await client.schedules.pause("p-nightly", "secret")
+        await talk.interrupt(reason="secret")
+        await (await talk.fork("p-fork")).terminate(reason="secret")
+        await client.cancel("p-stays", "secret")
     async with open_console(redact=hide_payloads) as http:
         for address, answer in (await crawl(http, "/")).items():
             # The name of a record, which its application makes searchable, is no payload; nor of an orchestration.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx2 as httpx
 import pytest
 from click.testing import CliRunner
@@ -18,13 +21,16 @@ from starlette.types import Receive, Scope, Send
 
 from affinity.cli import main
 from affinity.cli.help import MISUSED
+from affinity.console import serving
 from affinity.console.requests import COOKIE, token_of
 from affinity.console.serving import (
+    FREE_ATTEMPTS,
     MAX_LOGINS,
+    MAX_QUEUE,
     USER,
     BasicLogin,
     Gate,
-    Identify,
+    Login,
     ProxyLogin,
     TokenLogin,
     passwords_of_file,
@@ -42,8 +48,12 @@ async def whoami(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse(f"you are {scope[USER]}")(scope, receive, send)
 
 
-def browser(identify: Identify, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
-    gate = Gate(whoami, identify, options.pop("hosts", ["127.0.0.1", "localhost"]))
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def browser(login: Login, address: str = "127.0.0.1", **options: Any) -> httpx.AsyncClient:
+    gate = Gate(whoami, login, options.pop("hosts", ["127.0.0.1", "localhost"]))
     transport = httpx.ASGITransport(app=gate, client=(address, 1234), **options)
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321")
 
@@ -83,6 +93,31 @@ async def test_a_link_on_another_site_leads_to_the_page() -> None:
         assert 'content="0;url=/instance?id=a%22b"' in found.text
 
 
+@pytest.mark.parametrize("path", ["//evil.test/x", "///evil.test", "/%2Fevil.test", "/%2F%2Fevil.test/x"])
+@pytest.mark.parametrize("logged_in", [True, False])
+async def test_no_address_leads_to_another_site(path: str, logged_in: bool) -> None:
+    """Two slashes at its beginning would name a host."""
+    async with browser(TokenLogin(TOKEN, "ann", once=False)) as http:
+        if logged_in:
+            await http.get(f"/login?token={TOKEN}")
+            http.cookies.clear()
+        found = await http.get(f"http://127.0.0.1:8321{path}", headers={"sec-fetch-site": "cross-site"})
+        assert 'content="0;url=/evil.test' in found.text
+        assert "url=//" not in found.text
+
+
+async def test_two_consoles_of_one_machine_keep_their_users() -> None:
+    """Browsers send all cookies of a host to each of its ports."""
+    first, second = (TokenLogin(TOKEN, name, once=True) for name in ("ann", "bob"))
+    async with browser(first) as http:
+        await http.get(f"/login?token={TOKEN}")
+        async with browser(second) as other:
+            other.cookies = http.cookies
+            await other.get(f"/login?token={TOKEN}")
+            assert (await other.get("/")).text == "you are bob"
+        assert (await http.get("/")).text == "you are ann"
+
+
 async def test_a_token_of_a_file_is_used_again_and_old_cookies_end() -> None:
     login = TokenLogin(TOKEN, "token", once=False)
     async with browser(login) as http:
@@ -94,7 +129,13 @@ async def test_a_token_of_a_file_is_used_again_and_old_cookies_end() -> None:
         assert (await http.get("/")).status_code == 401
 
 
-@pytest.mark.parametrize("host", ["evil.test", "evil.test:8321", "127.0.0.1.evil.test", "", "evil.test/", "[", "a@b"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.test", "evil.test:8321", "127.0.0.1.evil.test", "", "evil.test/", "[", "a@b"),
+        *("evil@127.0.0.1", "evil:x@127.0.0.1:8321", "127.0.0.1/evil", "127.0.0.1:x", "127.0.0.1?", "[::1", "[::1]x"),
+    ],
+)
 async def test_other_hosts_are_not_answered(host: str) -> None:
     """A page whose name leads to this machine reads nothing."""
     async with browser(TokenLogin(TOKEN, "ann", once=True)) as http:
@@ -114,11 +155,67 @@ async def test_names_and_passwords() -> None:
 async def test_a_proxy_names_the_user() -> None:
     login = ProxyLogin("X-Forwarded-User", ["10.0.0.0/8", "::1"])
     named = {"x-forwarded-user": "ann"}
-    for address, headers, status in (("10.1.2.3", named, 200), ("10.1.2.3", {}, 401), ("192.0.2.1", named, 401)):
+    twice = [("x-forwarded-user", "root"), ("X-Forwarded-User", "mallory")]
+    for address, headers, status in (
+        ("10.1.2.3", named, 200),
+        ("10.1.2.3", {}, 401),
+        ("10.1.2.3", {"x-forwarded-user": ""}, 401),
+        ("10.1.2.3", twice, 401),  # the one of the user, and the one of a proxy that only adds
+        ("192.0.2.1", named, 401),
+        ("::ffff:10.1.2.3", named, 200),  # as a server of both families names it
+        ("::ffff:192.0.2.1", named, 401),
+        ("::1", named, 200),
+        ("", named, 401),  # of a socket in the file system
+    ):
         async with browser(login, address) as http:
-            assert (await http.get("/", headers=headers)).status_code == status
+            assert (await http.get("/", headers=headers)).status_code == status, (address, headers)
     with pytest.raises(InvalidOptions, match="trusted-proxy"):
         ProxyLogin("X-Forwarded-User", ["10.0.0.0/99"])
+
+
+@pytest.mark.parametrize(
+    ("login", "path", "headers", "line"),
+    [
+        (BasicLogin({"ann": "right"}), "/", basic("ann", "wrong"), "wrong name or password, as 'ann'"),
+        (BasicLogin({"ann": "right"}), "/", basic("e\nve", "x"), r"wrong name or password, as 'e\nve'"),
+        (BasicLogin({"ann": "right"}), "/", {}, ""),  # the browser asks the user only then
+        (TokenLogin(TOKEN, "ann", once=True), "/login?token=x", {}, "a token that was used, or is wrong"),
+        (TokenLogin(TOKEN, "ann", once=True), "/", {}, ""),
+        (TokenLogin(TOKEN, "ann", once=True), "/", {"host": "evil.test"}, "it asks for the host 'evil.test'"),
+        (ProxyLogin("X-User", ["10.0.0.0/8"]), "/", {"x-user": "ann"}, "X-User from an address that is no"),
+    ],
+)
+async def test_refused_logins_are_logged(
+    login: Login, path: str, headers: dict[str, str], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the address and the reason, and never with a secret."""
+    serving._LOGGED.clear()
+    async with browser(login, "192.0.2.7") as http:
+        assert (await http.get(path, headers=headers)).status_code in {401, 421}
+        await http.get(path, headers=headers)  # within the same second
+    lines = [record.getMessage() for record in caplog.records if record.name == "affinity.console"]
+    assert [text.startswith(f"a request from 192.0.2.7 was refused: {line}") for text in lines] == [True] * bool(line)
+
+
+async def test_refused_logins_slow_down_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the same address, one at a time; not the users who have logged in before."""
+    monkeypatch.setattr(serving, "MAX_DELAY", 0.1)
+    async with browser(BasicLogin({"ann": "right"}), "192.0.2.7") as http:
+        assert (await http.get("/", headers=basic("ann", "right"))).status_code == 200
+        for _ in range(FREE_ATTEMPTS + 1):
+            await http.get("/", headers=basic("bob", "wrong"))
+        begun, codes = time.monotonic(), list[int]()
+
+        async def attempt(name: str, password: str) -> None:
+            codes.append((await http.get("/", headers=basic(name, password))).status_code)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(MAX_QUEUE + 1):
+                tasks.start_soon(attempt, "bob", "guess")
+            tasks.start_soon(attempt, "ann", "right")
+    assert sorted(codes) == [200, *[401] * MAX_QUEUE, 429]
+    assert codes.index(200) <= 1
+    assert time.monotonic() - begun >= 0.1 * (MAX_QUEUE - 1)
 
 
 def test_files_of_secrets(tmp_path: Path) -> None:
@@ -194,5 +291,6 @@ def test_the_command_logs_who_did_what(tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGTERM)
             _, log = process.communicate(timeout=60)
-    (line,) = [json.loads(each) for each in log.splitlines() if "affinity.console" in each]
-    assert line["message"].startswith("'ann': drain 'nowhere' was refused")
+    lines = [json.loads(line)["message"] for line in log.splitlines() if "affinity.console" in line]
+    assert [line.partition(":")[0] for line in lines] == ["a request from 127.0.0.1 was refused", "'ann'"]
+    assert lines[1].startswith("'ann': drain 'nowhere' was refused")

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing, suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from unittest.mock import AsyncMock
@@ -27,11 +28,12 @@ from affinity import (
     Wake,
     Worker,
 )
-from affinity.errors import ConnectionLost, OrchestrationFailed, WakeFailed, WorkerStalled
+from affinity.errors import ConnectionLost, OrchestrationFailed, UnknownActivity, WakeFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
 from tests.conversation.application import Chat, stage
 from tests.support.apps import app
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -154,7 +156,7 @@ async def test_what_there_is_in_the_database_is_published(kept_url: str, monkeyp
         ("countdown", "started"): 1,
         ("countdown", "continued"): 2,
         ("countdown", "completed"): 1,
-        ("unheard of", "suspended"): 1,
+        (metrics.UNREGISTERED, "suspended"): 1,
     }
 
 
@@ -175,7 +177,7 @@ def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatc
         None: InstanceCounts(counts={"completed": 2}, after="b"),
         "b": InstanceCounts(counts={"completed": 1, "running": 1, "suspended": 1}, after=None),
     }
-    collected = metrics.Metrics("w")
+    collected = metrics.Metrics("w", App())
     collected.work(lambda after: (queues, pages[after]))
 
     def scraped() -> dict[str, float]:
@@ -187,6 +189,51 @@ def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatc
         assert scraped() == {"completed": 3, "running": 1, "suspended": 7}
     pages[None] = InstanceCounts(counts={"failed": 1}, after=None)
     assert scraped() == {"failed": 1, "suspended": 7}
+
+
+async def test_clients_do_not_decide_how_many_series_there_are(sqlite_url: str) -> None:
+    """Names that no code of the worker registers are one label, of activities and of orchestrations."""
+    asks = App("asks")
+
+    @asks.orchestration
+    async def calls(ctx: OrchestrationContext, name: str) -> str:
+        with suppress(UnknownActivity):
+            await ctx.schedule_activity(name, 1)
+        return "done"
+
+    names = [f"made-up-{n}" for n in range(5)]
+    options = RuntimeOptions.make(unregistered_timeout=0.2, poll_interval=0.1, metrics_port=0)
+    async with Worker(asks, sqlite_url, options) as worker, Client(sqlite_url) as client:
+        for name in names:
+            run = await client.start(calls, name)
+            await client.wait(run.instance_id, timeout=WAIT_SECONDS)
+            await client.start(name, 1, instance_id=name)
+        for name in names:
+            await until(partial(_is_suspended, client, name))
+        assert worker.metrics_port
+        found = await anyio.to_thread.run_sync(_scraped, worker.metrics_port)
+    for metric, label in (
+        ("affinity_activities_total", "activity"),
+        ("affinity_activity_queue_seconds_count", "activity"),
+        ("affinity_orchestrations_total", "orchestration"),
+    ):
+        assert {labels[label] for labels, _ in found[metric]} <= {metrics.UNREGISTERED, "calls"}, metric
+        assert any(labels[label] == metrics.UNREGISTERED for labels, _ in found[metric]), metric
+
+
+def test_names_of_unused_resources_are_bounded() -> None:
+    """They come from labels of records, which clients write."""
+    collected = metrics.Metrics("w", App())
+    collected.show_unclaimed({"box": 5, **{f"made-up-{n}": 1 for n in range(100)}})
+    samples = [one for family in collected.registry.collect() for one in family.samples]
+    found = {one.labels["resource"]: one.value for one in samples if one.name == "affinity_unclaimed_resources"}
+    assert len(found) == metrics.MAX_NAMES + 1
+    assert found["box"] == 5
+    assert sum(found.values()) == 105
+
+
+async def _is_suspended(client: Client, instance_id: str) -> bool:
+    return (await client.status(instance_id)).status == "suspended"
 
 
 async def test_a_loop_that_is_blocked_is_logged_and_then_not_alive(

@@ -81,7 +81,7 @@ class Stage:
             options=options,
             listeners=[],
             health=DatabaseHealth("w"),
-            metrics=Metrics("w"),
+            metrics=Metrics("w", App()),
         )
         self.fetcher, self.notifier = self.runtime.fetcher, self.runtime.services.notifier
         self.state = self.runtime.services.fetch_state

@@ -15,4 +15,7 @@ async def audit(client: Client, query: Query, payloads: Payloads) -> dict[str, A
     where |= {name: time_of(query, name) for name in given(query, "since", "until")}
     if outcome := query.get("outcome"):
         where["succeeded"] = outcome == "done"
-    return {"page": await client.audit_page(**where, after=query.get("after") or None, limit=ROWS)}
+    return {
+        "page": await client.audit_page(**where, after=query.get("after") or None, limit=ROWS),
+        "say": payloads.text,
+    }

@@ -149,8 +149,12 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
         if work
         else [],
         "revisits": [
-            (each, payloads.show(f"revisit-{each.key}", "revisit", found.kind, each.note))
-            for each in map(revisit_of, work.revisits if work else ())
+            (
+                revisit,
+                payloads.text("revisit", found.kind, revisit.reason) if revisit.reason else "",
+                payloads.show(f"revisit-{revisit.key}", "revisit", found.kind, revisit.note),
+            )
+            for revisit in map(revisit_of, work.revisits if work else ())
         ],
         "usage": await talk.usage() if counted else None,
         "wakes": [
