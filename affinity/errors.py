@@ -128,7 +128,9 @@ class ReportedError:
     """Base of the errors that report an exception of other code: of an activity, or of an orchestration.
 
     An exception of the application can have a ``category`` (a string) and ``recorded_fields`` (a tuple of names of
-    attributes that are strings of at most 256 bytes, numbers or None). Both are available where the result is awaited.
+    attributes). Both are available where the result is awaited. A field is a string, which is truncated to 256 bytes, a
+    number, or None; a Decimal, a date, a time, a UUID or an enum is recorded in its JSON form. A field with any other
+    value is left out, and so are names beyond `limits.MAX_ERROR_NAMES`; a line of the log says so.
 
     Attributes:
         error_type: name of the exception class that was raised.

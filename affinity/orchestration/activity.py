@@ -64,8 +64,8 @@ class ActivityContext:
     """Execution of that instance: 1, and one more after each ``continue_as_new``."""
 
     activity_id: int
-    """Event id of the scheduling: with instance and execution it names this activity, in all its attempts; but see
-    ``instance_generation``.
+    """Event id of the scheduling: with instance and execution it names this activity, in all its attempts; with
+    ``instance_generation``, never an activity of a later instance of the same id.
     """
 
     name: str
@@ -78,9 +78,7 @@ class ActivityContext:
     """The version of that orchestration on which the instance runs."""
 
     instance_generation: str | None = None
-    """Generation of the instance, for an activity on a session: differs from a later instance of the same id. None: no
-    session.
-    """
+    """Generation of the instance: differs from a later instance of the same id. None in a context that a test makes."""
 
     session_id: str | None = None
     """The session set by ``on_session``; None: it runs on any worker."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import traceback
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pydantic_core import to_jsonable_python
+
 from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error, errors_in
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
 
+_LOGGER = logging.getLogger("affinity.orchestration")
 _BIGINT: Final = 2**63
 _EVERY_ERROR: Final = frozenset({Exception, BaseException, object, ReportedError})
 _LINE_BYTES: Final = 1024  # of one frame, or of the text of one exception: the whole text of the error is its message
@@ -131,11 +136,22 @@ def _truncate_middle(text: str) -> str:
 
 
 def _fields(error: BaseException) -> dict[str, ErrorField]:
-    names = _attribute(error, "recorded_fields")
-    if not isinstance(names, tuple):
+    names, of = _attribute(error, "recorded_fields"), type(error).__qualname__
+    if names is None:
         return {}
-    found = {name: _attribute(error, name) for name in names[:MAX_ERROR_NAMES] if isinstance(name, str)}
-    return {name: value for name, value in found.items() if _is_field(value)}
+    if not isinstance(names, (tuple, list)):
+        _warn(of, "recorded_fields", f"is a {type(names).__name__}, not a tuple of names")
+        return {}
+    found: dict[str, ErrorField] = {}
+    for position, name in enumerate(names):
+        if not isinstance(name, str) or position >= MAX_ERROR_NAMES:
+            _warn(of, str(name), f"is not one of {MAX_ERROR_NAMES} names")
+            continue
+        try:
+            found[name] = _plain(_attribute(error, name))
+        except ValueError as unfit:
+            _warn(of, name, str(unfit))
+    return found
 
 
 def _attribute(error: BaseException, name: str) -> Any:
@@ -146,9 +162,30 @@ def _attribute(error: BaseException, name: str) -> Any:
         return None
 
 
-def _is_field(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= MAX_ID_BYTES and truncate(value, MAX_ID_BYTES) == value
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or (isinstance(value, int) and abs(value) < _BIGINT)
+def _plain(value: object) -> ErrorField:
+    """A field in the form in which it is recorded.
+
+    Raises:
+        ValueError: it has none.
+    """
+    kind = type(value).__name__
+    if hasattr(value, "get_secret_value"):  # pydantic's: its JSON form is a row of asterisks
+        raise ValueError(f"is a {kind}, which is secret")
+    try:
+        found = to_jsonable_python(value)
+    except Exception as error:  # it may be code of the application
+        raise ValueError(f"is a {kind}, which has no JSON form") from error
+    if isinstance(found, float) and not math.isfinite(found):
+        return str(found)
+    if isinstance(found, int) and abs(found) >= _BIGINT:
+        return str(found)
+    if isinstance(found, str):
+        return truncate(found, MAX_ID_BYTES)
+    if found is None or isinstance(found, (bool, int, float)):
+        return found
+    raise ValueError(f"is a {kind}: a field is a string, a number or None")
+
+
+@lru_cache(maxsize=256)  # once for each
+def _warn(of: str, name: str, unfit: str) -> None:
+    _LOGGER.warning("%s of %s is not recorded: it %s", name, of, unfit)

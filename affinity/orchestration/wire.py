@@ -56,7 +56,7 @@ class ActivityTask:
     tag: str | None = None
     """The tag that the activity was scheduled with; a worker compares it with the session's tag."""
     generation: str | None = None
-    """Generation of the instance, for an activity on a session; None: no session."""
+    """Generation of the instance."""
     trace: str | None = None
     """Trace context in which it was scheduled (`affinity.tracing`)."""
 
@@ -155,7 +155,7 @@ def activity_task(
         timeout=event.timeout,
         shown_session=shown,
         tag=event.tag,
-        generation=None if event.session_id is None else generation,
+        generation=generation,
         trace=trace,
     )
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import traceback
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import pytest
+from pydantic import SecretStr
 
 from affinity.errors import ActivityFailed, OrchestrationFailed
-from affinity.limits import MAX_STACK_BYTES, MAX_STACK_FRAMES
-from affinity.orchestration import OrchestrationContext
+from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES
+from affinity.orchestration import OrchestrationContext, failures
 from affinity.orchestration import events as ev
 from affinity.orchestration.failures import recorded, stack_of
 from affinity.orchestration.wire import decode_event, encode_event
@@ -189,3 +195,66 @@ def test_a_stack_is_recorded_and_decides_nothing() -> None:
 def test_the_standard_formatter_agrees() -> None:
     error = caught(descend, 2)
     assert stack_of(error) == "".join(traceback.format_exception(error))
+
+
+class Currency(Enum):
+    EURO = "EUR"
+
+
+def error_with(recorded_fields: Any, **values: Any) -> Exception:
+    """An error of a class of its own, whose fields these are."""
+    error: Exception = type("Declined", (Exception,), {"recorded_fields": recorded_fields})("no")
+    error.__dict__.update(values)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("text", "text"),
+        ("x" * 300, "x" * (MAX_ID_BYTES - 16) + " … [truncated]"),
+        (7, 7),
+        (2**80, str(2**80)),
+        (True, True),
+        (1.5, 1.5),
+        (math.inf, "inf"),
+        (None, None),
+        (Decimal("12.50"), "12.50"),
+        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00Z"),
+        (date(2026, 1, 2), "2026-01-02"),
+        (timedelta(hours=1), "PT1H"),
+        (UUID(int=1), str(UUID(int=1))),
+        (Currency.EURO, "EUR"),
+    ],
+)
+def test_a_field_of_an_error_is_recorded(value: object, kept: object, caplog: pytest.LogCaptureFixture) -> None:
+    event = ev.ActivityFailed(3, "failed", *recorded(error_with(("amount",), amount=value)))
+    read = decode_event(encode_event(event))
+    assert isinstance(read, ev.ActivityFailed)
+    assert read.details is not None
+    assert dict(read.details.fields) == {"amount": kept}
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "left_out"),
+    [
+        (("amount",), [1], "amount"),
+        (("amount",), {"n": 1}, "amount"),
+        (("amount",), object(), "amount"),
+        (("amount",), SecretStr("s"), "amount"),
+        ((1,), "x", "1"),
+        (tuple(f"n{n}" for n in range(MAX_ERROR_NAMES + 1)), "x", f"n{MAX_ERROR_NAMES}"),
+        ("amount", "x", "recorded_fields"),
+    ],
+)
+def test_a_field_that_is_left_out_is_named_once(
+    names: Any, value: object, left_out: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures._warn.cache_clear()
+    error = error_with(names, amount=value)
+    details = [recorded(error).details, recorded(error).details]
+    (line,) = caplog.messages
+    assert line.startswith(f"{left_out} of Declined is not recorded: ")
+    for each in details:
+        assert each is None or left_out not in dict(each.fields)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, MemorySessionStore, OrchestrationContext, RuntimeOptions, Sessions, Worker
+from affinity import (
+    ActivityContext,
+    App,
+    MemorySessionStore,
+    OrchestrationContext,
+    RetryPolicy,
+    RuntimeOptions,
+    Sessions,
+    Worker,
+)
 from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
@@ -70,6 +80,59 @@ async def _run_elsewhere(provider: Provider, history: list[str]) -> None:
     (result,) = await provider.commit_turn(OTHER, [turn(item, history=history, consumed=consumed)], TIMEOUTS)
     assert result.committed
     await provider.release_instance(OTHER, [Release(instance_id="reused", to="mine")])
+
+
+keyed = App("keyed")
+keys: list[tuple[str, object]] = []
+
+
+@keyed.activity
+async def note(ctx: ActivityContext, kind: str) -> None:
+    keys.append((kind, (ctx.instance_id, ctx.execution_id, ctx.activity_id, ctx.instance_generation)))
+    if kind == "retried" and ctx.attempt == 1:
+        raise ValueError
+
+
+@keyed.activity
+def note_in_thread(ctx: ActivityContext) -> None:
+    keys.append(("thread", (ctx.instance_id, ctx.execution_id, ctx.activity_id, ctx.instance_generation)))
+
+
+@keyed.orchestration
+async def child(ctx: OrchestrationContext) -> None:
+    await ctx.schedule_activity(note, "child")
+
+
+@keyed.orchestration
+async def notes(ctx: OrchestrationContext, is_last: bool) -> None:
+    await ctx.schedule_activity(note, "plain")
+    await ctx.schedule_activity(note, "session").on_session("s")
+    await ctx.schedule_activity(note, "retried", retry=RetryPolicy(max_attempts=2, initial_interval=0))
+    await ctx.schedule_activity(note_in_thread)
+    await ctx.schedule_sub_orchestration(child)
+    if not is_last:
+        ctx.continue_as_new(True)
+
+
+async def test_the_key_of_an_activity_is_of_one_instance(kept_url: str) -> None:
+    """Attempts of one activity have one key; a later instance of the same id has others."""
+    keys.clear()
+    async with Worker(keyed, kept_url, RuntimeOptions.make(poll_interval=0.2)), Client(kept_url) as client:
+        for _ in range(2):
+            await (await client.start(notes, True, instance_id="again")).wait(30)
+            await client.delete("again")
+        await (await client.start(notes, False, instance_id="again")).wait(30)
+        await (await client.start(notes, True, instance_id="again", if_ended="restart")).wait(30)
+    counts = Counter(keys)
+    assert sorted(Counter(kind for kind, _ in counts).items()) == [
+        ("child", 5),
+        ("plain", 5),
+        ("retried", 5),
+        ("session", 5),
+        ("thread", 5),
+    ]
+    assert {count for (kind, _), count in counts.items() if kind == "retried"} == {2}
+    assert {count for (kind, _), count in counts.items() if kind != "retried"} == {1}
 
 
 async def test_an_external_store_takes_the_state_of_its_activity_for_no_other(kept_url: str) -> None:
