@@ -16,6 +16,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
@@ -28,7 +29,15 @@ from affinity.conversation.follow import entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
 from affinity.conversation.reading import LineageReads, all_entries, all_wakes
-from affinity.conversation.transfer import Imported, entry_line, lineage_lines, record_line, wake_line
+from affinity.conversation.transfer import (
+    CALL,
+    Imported,
+    entry_line,
+    lineage_lines,
+    record_line,
+    shown_extras,
+    wake_line,
+)
 from affinity.conversation.usage import Share, Spent, UsageCounter, extras_of, spent_before, total_of, united
 from affinity.journal import (
     CreationResult,
@@ -181,6 +190,8 @@ class CreationPlanner:
         one, other = await self._own(left), await self._own(right)
         home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
         given = None if state is None else await self._encoded(new_id, state)
+        digest = _digest(given)
+        right_end = (await self.page(JournalQuery(session_id=right, limit=1))).last_seq
         copied, page = await self._snapshot(left)
         if given is None and copied is not None and self._states is not None:
             self._states.check_version(copied)
@@ -205,6 +216,7 @@ class CreationPlanner:
             parents=[one.journal_id, other.journal_id],
             base=base,
             merged=JournalRange(other.journal_id),
+            options={"state": digest, "keep": keep, "right": right_end},
             copies_state=given is None,
             state=given,
             home=home,
@@ -216,6 +228,7 @@ class CreationPlanner:
         """See `CommonCalls.compress`."""
         own = await self._own(source)
         given = None if state is None else await self._encoded(new_id, state)
+        digest = _digest(given)
         entries = [entry async for entry in self.entries(source)]
         summary = summarise(entries)
         event = await summary if inspect.isawaitable(summary) else summary
@@ -240,6 +253,7 @@ class CreationPlanner:
             added={"compression": compression, **extras_of(spent)},
             about=own.about,
             parents=[own.journal_id],
+            options={"state": digest},
             entries=[entry],
             state=await self._using(source, given),
             home=_home_beside(own, source, made_by.get("beside")),
@@ -294,16 +308,36 @@ class CreationPlanner:
             entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
             state=state,
             state_times=found.times if is_kept else None,
+            options={"times": times, "state": _digest(state), "entries": _entries_digest(found.entries)},
         )
 
     async def is_taken(self, new_id: str) -> bool:
         """Whether there is a journal, or a record of state, of this id."""
         return bool(await self.reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
-    async def has_made(self, creation: JournalCreation) -> bool:
-        """Whether the journal with this id, which has the same operator and parents, is the one of this creation."""
+    async def check_repeated(self, creation: JournalCreation, source: str) -> None:
+        """Check that the journal with this id, which has the same operator and parents, is what this creation makes.
+
+        Raises:
+            ConversationExists: another call has made it, or the source has had more entries since.
+        """
         found = await self.reads.lineage(creation.session_id)
-        return not found or _is_made_by(creation, found[0])
+        if not found:
+            return  # deleted since
+        made = found[0]
+        if not _is_made_by(creation, made):
+            raise errors.ConversationExists(
+                creation.session_id,
+                "its id is in use: a call with another source, position or other options has made it; take another id",
+            )
+        if creation.base is not None and made.base is not None and creation.base.up_to is None:
+            page = await self.page(JournalQuery(session_id=source, limit=1))
+            if page.last_seq != made.base.up_to:
+                raise errors.ConversationExists(
+                    creation.session_id,
+                    f"its id is in use: it goes on from entry {made.base.up_to} of {source!r}, which has entry "
+                    f"{page.last_seq} now; take its handle, or another id",
+                )
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
         """See `CommonCalls.ancestors`."""
@@ -404,14 +438,21 @@ class CreationPlanner:
         lineage: LineageKind,
         home: str | None,
         added: Mapping[str, JsonValue] = {},
+        options: Mapping[str, JsonValue] = {},
         **fields: Any,
     ) -> JournalCreation:
+        """A creation. ``options``: of the call, besides ``made_by``, the source and the position in it; a call that
+        repeats it has the same ones.
+        """
         operator, extras = made_by.get("operator"), made_by.get("extras") or {}
+        if CALL in extras:
+            raise errors.InvalidInput(f"extras have no key {CALL!r}, which is taken: use another name")
         try:
             text = to_json(dict(extras)).decode()
         except (ValueError, TypeError) as error:
             raise errors.NotSerializable(f"extras have no JSON form: {error}") from error
         check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)
+        call = sha256(to_json([text, options])).hexdigest()[:32]
         return JournalCreation(
             session_id=check_id(new_id, "conversation id"),
             kind=self._kind.name,
@@ -420,7 +461,7 @@ class CreationPlanner:
             message=WAKE_MESSAGE,
             lineage=lineage,
             operator=lineage if operator is None else check_id(operator, "operator"),
-            extras=to_json({**extras, **added}).decode() if added else text,
+            extras=to_json({**extras, **added, CALL: call}).decode(),
             **fields,
         )
 
@@ -477,6 +518,14 @@ def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None
     return used[0]
 
 
+def _digest(state: SessionState | None) -> str | None:
+    return None if state is None else sha256(state.state).hexdigest()
+
+
+def _entries_digest(entries: Sequence[NewEntry]) -> str:
+    return sha256(to_json([(entry.kind, entry.payload, entry.event_id) for entry in entries])).hexdigest()
+
+
 def _version(record: SessionRecord | SessionSummary) -> tuple[str, int]:
     """Changes with each commit of a wake, or of a part of it, that changes the state."""
     return record.generation, record.version
@@ -494,16 +543,14 @@ def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState
 
 
 def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
-    """The facts that do not depend on the moment: the base and its number, the home, the imported facts."""
+    """Whether the base, its number if it is given, the home and the options are the same."""
     base, found = creation.base, made.base
     if (base is None) != (found is None) or creation.home != made.home:
         return False
-    if base is not None and found is not None and base.journal_id != found.journal_id:
+    if base is not None and found is not None and base not in {found, JournalRange(found.journal_id)}:
         return False
-    at = None if base is None or creation.lineage == "merge" else base.up_to
-    if at is not None and found is not None and at != found.up_to:
-        return False
-    return creation.lineage != "import" or creation.extras == made.extras
+    ours, theirs = from_json(creation.extras), from_json(made.extras)
+    return all(ours.get(name) == theirs.get(name) for name in (CALL, "compression"))
 
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
@@ -513,11 +560,10 @@ def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, 
 
 
 def _ancestor(row: JournalLineage) -> Ancestor:
-    extras = from_json(row.extras)
     return copied(
         Ancestor,
         row,
         conversation_id=row.session_id,
-        extras=extras if isinstance(extras, dict) else {},
+        extras=shown_extras(row.extras),
         at=None if row.base is None else row.base.up_to,
     )

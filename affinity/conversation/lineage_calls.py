@@ -15,7 +15,7 @@ from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageStat
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, all_wakes, check_seq
 from affinity.conversation.transfer import read_lines
 from affinity.conversation.views import EndedWake, wake_of
-from affinity.errors import ConversationExists, QuotaExceeded
+from affinity.errors import QuotaExceeded
 from affinity.journal import JournalCreation
 from affinity.limits import check_choice, check_limit
 from affinity.paging import uninterrupted
@@ -93,7 +93,7 @@ class CommonCalls(EntryReader, Generic[M]):
             UnknownEntry: there is no such entry, or it is not kept.
             SessionRecordRefused: the record of state that it would copy could not be loaded; of a handle that knows the
                 `Conversations`, and not their kind alone.
-            ConversationExists: the new id is in use.
+            ConversationExists: the new id is in use, and not by what this call has made before: see `LineageCalls`.
             QuotaExceeded: there are as many instances as there may be; of a handle.
             PayloadTooLarge: of a wake: what it makes several conversations with, but for copies, has more than
                 `limits.MAX_STATE_BYTES`.
@@ -142,7 +142,12 @@ class CommonCalls(EntryReader, Generic[M]):
 
 
 class LineageCalls(CommonCalls[M], Generic[M]):
-    """Makes conversations from others. A call may be repeated with the same new id: it is one conversation."""
+    """Makes conversations from others.
+
+    A call may be repeated, as after a lost reply: it returns the conversation that it has made. A used id is refused
+    with `ConversationExists` when the source, the position or an option is another one, also when the source has had
+    more entries since, and the call names no position (``at=``). ``summarise`` is not compared.
+    """
 
     def __init__(
         self, client: Client, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
@@ -241,7 +246,7 @@ class LineageCalls(CommonCalls[M], Generic[M]):
                 break
         if result.outcome == "over_quota":
             raise QuotaExceeded("instances", (await self._client.quotas()).instances or 0)
-        if result.outcome == "repeated" and not await self._planner.has_made(creation):
-            raise ConversationExists(new_id, "its id is in use")
+        if result.outcome == "repeated" and result.journal_id != creation.start.journal_id:
+            await self._planner.check_repeated(creation, self.conversation_id)
         check_creation(creation, result)
         return cast(M, type(self)(self._client, self._kind, new_id, self._states))

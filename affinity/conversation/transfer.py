@@ -42,6 +42,9 @@ Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 FORMAT: Final = 1
 
+CALL: Final = "_"
+"""Key of the extras with a digest of the options of the call that has made the conversation. It is not shown."""
+
 _MOST: Final = 20
 """Ancestors whose ids an import keeps in the extras, which are bounded."""
 
@@ -298,10 +301,16 @@ def _node(row: JournalLineage) -> dict[str, Any]:
         "lineage": row.lineage,
         "operator": row.operator,
         "parents": list(row.parents),
-        "extras": from_json(row.extras),
+        "extras": shown_extras(row.extras),
         "distance": row.distance,
         "created_at": row.created_at,
     }
+
+
+def shown_extras(text: str) -> dict[str, JsonValue]:
+    """The extras of a row, without what the calls that make conversations keep there for themselves."""
+    found = from_json(text)
+    return {name: value for name, value in found.items() if name != CALL} if isinstance(found, dict) else {}
 
 
 def _line(what: str, value: dict[str, Any]) -> str:

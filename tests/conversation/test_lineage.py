@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from secrets import token_hex
@@ -18,6 +19,7 @@ from affinity.client import Quotas
 from affinity.conversation import wake as waking
 from affinity.conversation.handle import ConversationHandle
 from affinity.errors import (
+    ConnectionLost,
     Contention,
     ConversationExists,
     EntriesRemoved,
@@ -47,30 +49,131 @@ async def summarise(_: Sequence[JournalEntry]) -> str:
     return "short"
 
 
-async def test_a_repeated_call_gives_what_it_would_have_made(idle: Stage) -> None:
-    """Another base, number, home or export is another conversation, and its id is in use."""
+CALLS: dict[str, dict[str, Any]] = {
+    "fork": {"extras": {"x": 1}, "operator": "o"},
+    "detach": {"beside": True},
+    "merge": {"other": "b", "keep": "left", "state": Chat(wakes=3)},
+    "compress": {"summarise": summarise, "state": Chat(wakes=3)},
+}
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("fork", {"at": 0}),
+    ("fork", {"extras": {"x": 2}}),
+    ("fork", {"extras": None}),
+    ("fork", {"operator": None}),
+    ("fork", {"beside": True}),
+    ("detach", {"beside": False}),
+    ("detach", {"extras": {"x": 1}}),
+    ("detach", {"at": 0}),
+    ("merge", {"other": "c"}),
+    ("merge", {"keep": "right"}),
+    ("merge", {"keep": None}),
+    ("merge", {"state": Chat(wakes=4)}),
+    ("merge", {"state": None}),
+    ("merge", {"extras": {"x": 1}}),
+    ("compress", {"state": Chat(wakes=4)}),
+    ("compress", {"state": None}),
+    ("compress", {"beside": True}),
+    ("compress", {"operator": "o"}),
+]
+
+
+@dataclass
+class Made:
+    """Four conversations, and a call for each verb."""
+
+    idle: Stage
+
+    async def call(self, verb: str, source: str = "a", **changed: Any) -> Any:
+        """The call that makes the conversation that is named after the verb, with some options changed."""
+        talk, options = self.idle.talk(source), {**CALLS[verb], **changed}
+        if verb == "merge":
+            return await talk.merge(options.pop("other"), into=verb, **options)
+        if verb == "compress":
+            return await talk.compress(into=verb, **options)
+        return await getattr(talk, verb)(verb, **options)
+
+    @classmethod
+    async def begin(cls, idle: Stage) -> Made:
+        """Make each of them once."""
+        for name in "abc":
+            await idle.talk(name).send(UserMessage(f"one {name}"))
+        made = cls(idle)
+        for verb in CALLS:
+            await made.call(verb)
+        return made
+
+
+async def test_a_repeated_call_gives_what_it_has_made_and_each_other_call_is_refused(idle: Stage) -> None:
+    """Another verb, source or option. What was made has gone on, and that changes nothing."""
+    made = await Made.begin(idle)
+    for verb in CALLS:
+        await idle.talk(verb).send(UserMessage("two"))
+        assert (await texts(await made.call(verb)))[-1] == "two"
+        with pytest.raises(ConversationExists):
+            await made.call(verb, source="c")
+        for other in CALLS.keys() - {verb}:
+            with pytest.raises(ConversationExists):
+                await (idle.talk("a").fork(verb) if other == "fork" else idle.talk("a").detach(verb, at=0))
+    for verb, changed in OTHERS:
+        with pytest.raises(ConversationExists):
+            await made.call(verb, **changed)
+
+
+async def test_a_source_that_has_gone_on_is_another_position(idle: Stage) -> None:
+    """With a position the call is the same. The error says which entry the one that is there goes on from."""
+    made = await Made.begin(idle)
+    await idle.talk("a").send(UserMessage("two"))
+    for verb in CALLS:
+        with pytest.raises(
+            ConversationExists, match="entry 1 of 'a', which has entry 2" if verb[0] in "fd" else "in use"
+        ):
+            await made.call(verb)
+    assert await texts(await made.call("fork", at=1)) == await texts(await made.call("detach", at=1)) == ["one a"]
+
+
+async def test_a_merge_whose_right_side_has_gone_on_is_another_one(idle: Stage) -> None:
+    made = await Made.begin(idle)
+    await idle.talk("b").send(UserMessage("two"))
+    with pytest.raises(ConversationExists):
+        await made.call("merge")
+
+
+async def test_a_lost_reply_is_no_second_call(idle: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client sends it again itself; the source has gone on."""
+    talk, provider = idle.talk("a"), idle.client._provider
+    await talk.send(UserMessage("one"))
+    create, lost = provider.create_journals, list[bool]()
+
+    async def create_and_lose(creations: Any) -> Any:
+        found = await create(creations)
+        if not lost:
+            lost.append(True)
+            await talk.send(UserMessage("two"))
+            raise ConnectionLost("the reply is lost")
+        return found
+
+    monkeypatch.setattr(provider, "create_journals", create_and_lose)
+    assert await texts(await talk.fork("f")) == ["one"]
+
+
+async def test_a_repeated_import_is_one(idle: Stage) -> None:
+    """Another export, of another source or of a later time, is another one."""
     a, b = idle.talk("a"), idle.talk("b")
     for talk in (a, b):
         await talk.send(UserMessage(f"one {talk.conversation_id}"))
-    await a.detach("d")
-    await a.send(UserMessage("two"))
-    assert await texts(await a.detach("d")) == ["one a"]
-    await a.fork("f", at=1)
-    assert await texts(await a.fork("f", at=1)) == ["one a"]
     exports = [[line async for line in talk.export()] for talk in (a, b)]
-    await a.send(UserMessage("three"))
+    await a.send(UserMessage("two"))
     exports.append([line async for line in a.export()])
-    await idle.talk("i").import_(exports[0])
-    await idle.talk("i").import_(exports[0])
-    for call in (
-        b.detach("d"),
-        a.fork("f", at=2),
-        a.fork("f", beside=True),
-        idle.talk("i").import_(exports[1]),
-        idle.talk("i").import_(exports[2]),
-    ):
+    for _ in range(2):
+        await idle.talk("i").import_(exports[0])
+    changed = [line.replace("one a", "one x") for line in exports[0]]
+    others: list[tuple[list[str], ImportTimes]] = [(lines, "kept") for lines in (exports[1], exports[2], changed)]
+    for lines, times in [*others, (exports[0], "now")]:
         with pytest.raises(ConversationExists):
-            await call
+            await idle.talk("i").import_(lines, times=times)
+    with pytest.raises(InvalidInput, match="'_'"):
+        await a.fork("f", extras={"_": 1})
+    assert "_" not in (await idle.talk("i").ancestors())[0].extras
 
 
 async def test_a_wake_does_not_fork_into_a_record(url: str) -> None:
