@@ -413,6 +413,16 @@ class SessionStore(Protocol):
         ...
 
 
+def database_of(store: SessionStore | None) -> str:
+    """The name of a store's database, among all that this process has open (`ProviderConnection.database`); of a store
+    that does not say it, a name for the object. "": no store.
+    """
+    if store is None:
+        return ""
+    name: str | None = getattr(store, "database", None)
+    return f"store {id(store)}" if name is None else name
+
+
 class ActivityRun(NamedTuple):
     """The attempt of an activity that gave its result."""
 

@@ -89,6 +89,11 @@ class Journals:
         """See `ProviderConnection.timeline`."""
         return self._provider.timeline
 
+    @property
+    def database(self) -> str:
+        """See `ProviderConnection.database`."""
+        return self._provider.database
+
     def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
         """Append an input, and notify the worker of its instance. The entry has an event id, so that it may be repeated
         after a lost reply; see `Batcher.submit` for what the future raises.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Final, Generic, Literal, TypeVar, Unpack
 
 import anyio
@@ -130,7 +130,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
     async def _settle(self, change: Change, reply: Reply, seq: EntryNumber) -> Reply:
         assert seq.journal is not None
         while (settled := await settled_reply(self._client.journals, reply, seq.journal)) is None:
-            with waiting_for(self.conversation_id, sys.maxsize):
+            with self._waiting(sys.maxsize):
                 await self._check_not_blocked()
                 await change.wait()
         return settled
@@ -177,7 +177,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         position = read_position(after)
         sent_as = event_id or self._client.journals.new_event_id()
         return ReplyStream(
-            self.conversation_id,
+            self._waiting,
             lambda: self._open_reply(event, sent_as, position, about),
             self.reply,
             self._check_not_blocked,
@@ -222,13 +222,17 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         message = f"conversation {self.conversation_id!r} has not {what} within {timeout:g} s"
         return await self._client.wait_timeout(self.conversation_id, message)
 
+    def _waiting(self, seq: int) -> AbstractContextManager[None]:
+        """Note that a handler, if the caller is one, waits for the reply to this input."""
+        return waiting_for(self._client.journals.database, self.conversation_id, seq)
+
     async def _check_not_blocked(self) -> None:
         """Refuse to wait in a handler for a wake that cannot begin before that handler has ended."""
-        blocked = blocked_journals(self.conversation_id)
+        blocked = blocked_journals(self._client.journals.database, self.conversation_id)
         if not blocked:
             return
         page = await self._find(self.conversation_id)
-        if page is not None and page.journal_id in blocked:  # not one of the same id in another database
+        if page is not None and page.journal_id in blocked:  # not one that was created under this id meanwhile
             raise errors.WakeMisuse(
                 f"this handler waits for a reply of conversation {self.conversation_id!r}, whose next wake begins when "
                 "this handler has ended: it is its own conversation, or one whose handler waits for this one. Use "
@@ -244,7 +248,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         entries: list[Entry] = []
         while True:
             if not look:
-                with waiting_for(self.conversation_id, seq):
+                with self._waiting(seq):
                     await self._check_not_blocked()
                     await change.wait()
             after = entries[-1].seq if entries else 0

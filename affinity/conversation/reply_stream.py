@@ -7,6 +7,7 @@ first commit, and when it has ended (`JournalWake`). So a reader knows what belo
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -19,7 +20,6 @@ from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, Page
 from affinity.conversation.reply import Reply
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Retracted, inputs_read
-from affinity.conversation.wake_parts import waiting_for
 from affinity.journal import Entry, JournalPage, JournalWake, StreamPart
 
 
@@ -137,7 +137,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
 
     def __init__(
         self,
-        conversation_id: str,
+        waiting: Callable[[int], AbstractContextManager[None]],
         begin: Callable[[], Awaitable[tuple[int, EventFeed]]],
         reply: Callable[[int], Awaitable[Reply]],
         check: Callable[[], Awaitable[None]],
@@ -148,7 +148,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
         """Called by `ConversationHandle.stream_reply`.
 
         Args:
-            conversation_id: of the conversation.
+            waiting: notes in a block that the caller waits for the reply to an input.
             begin: sends the event, and gives its number, and the feed of its items, which ends when the reply can be
                 read. It may be repeated.
             reply: waits for the reply to an input.
@@ -156,7 +156,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
             position: before the first item.
             heartbeat: seconds.
         """
-        self._conversation_id = conversation_id
+        self._waiting = waiting
         self._begin, self._reply, self._check = begin, reply, check
         self._first_position = position
         self._heartbeat = heartbeat
@@ -185,7 +185,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
         if self._feed is None:
             await self._check()
             self._seq, self._feed = await self._begin()
-        with waiting_for(self._conversation_id, self._seq):
+        with self._waiting(self._seq):
             await self._check()
             async for item in self._feed:
                 return item

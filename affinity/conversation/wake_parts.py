@@ -20,6 +20,7 @@ from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.journal import Entry, JournalAccess
 from affinity.orchestration import ActivityContext
+from affinity.records import database_of
 from affinity.session import OpenSession
 
 
@@ -70,6 +71,11 @@ class WakeParts:
     has_ended: bool = False
     """The handler has ended."""
 
+    @property
+    def address(self) -> tuple[str, str]:
+        """The database and the id of its conversation."""
+        return database_of(self.context.session_store), self.writing.session_id
+
 
 _handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)
 
@@ -90,6 +96,7 @@ class _WakeWait:
     """The handler of a wake waits for the reply to an input of a conversation."""
 
     by: WakeParts
+    database: str
     conversation_id: str
     seq: int
 
@@ -99,13 +106,19 @@ _waits: Final[set[_WakeWait]] = set()
 
 
 @contextmanager
-def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
-    """Note, if the caller is a handler, that it waits in the block for the reply to this input."""
+def waiting_for(database: str, conversation_id: str, seq: int) -> Iterator[None]:
+    """Note, if the caller is a handler, that it waits in the block for the reply to this input.
+
+    Args:
+        database: of the conversation: see `ProviderConnection.database`.
+        conversation_id: of the input.
+        seq: its number.
+    """
     parts = _handling.get()
     if parts is None:
         yield
         return
-    wait = _WakeWait(parts, conversation_id, seq)
+    wait = _WakeWait(parts, database, conversation_id, seq)
     _waits.add(wait)
     try:
         yield
@@ -113,7 +126,7 @@ def waiting_for(conversation_id: str, seq: int) -> Iterator[None]:
         _waits.discard(wait)
 
 
-def blocked_journals(conversation_id: str) -> Collection[int]:
+def blocked_journals(database: str, conversation_id: str) -> Collection[int]:
     """The journals of this conversation whose wakes cannot end before the handler that calls this.
 
     A wake is blocked if it is the caller's own, or if its handler waits in this process for the caller, directly or
@@ -125,10 +138,10 @@ def blocked_journals(conversation_id: str) -> Collection[int]:
     found = [parts]
     for one in found:
         found += [each.by for each in tuple(_waits) if _is_for(each, one) and each.by not in found]
-    return [one.writing.work.journal_id for one in found if one.writing.session_id == conversation_id]
+    return [one.writing.work.journal_id for one in found if one.address == (database, conversation_id)]
 
 
 def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
     """Whether the wait can only end after this wake: it is for a reply to an input that no wake has processed."""
-    is_of_it = wait.conversation_id == parts.writing.session_id and wait.seq > parts.writing.work.processed
+    is_of_it = parts.address == (wait.database, wait.conversation_id) and wait.seq > parts.writing.work.processed
     return is_of_it and not wait.by.has_ended

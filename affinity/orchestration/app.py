@@ -61,6 +61,17 @@ class SessionListener(Protocol):
 
 
 @runtime_checkable
+class DatabaseListener(Protocol):
+    """A listener that knows the sessions of several databases apart, such as `affinity.Sessions`: their ids may be
+    equal, and their epochs cannot be compared.
+    """
+
+    def in_database(self, database: str) -> SessionListener:
+        """The listener that a worker of this database notifies in place of this one."""
+        ...
+
+
+@runtime_checkable
 class AssignmentListener(Protocol):
     """A session listener that is also notified of sessions that are to move to this worker."""
 

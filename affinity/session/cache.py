@@ -16,6 +16,7 @@ import anyio.from_thread
 from affinity.errors import InvalidOptions, SessionError, SessionWriteConflict, UnknownSession
 from affinity.session.resources import DISPOSE_SECONDS, result_of, run_bounded, shielded
 from affinity.session.state_cache import (
+    Address,
     CacheEntry,
     CacheLeaseListener,
     SessionContext,
@@ -147,7 +148,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             UnknownSession: no state at the context's epoch.
             SessionError: the context is bound to no session.
         """
-        return self._cache.peek(*address_of(ctx)).state
+        return self._cache.peek(address_of(ctx)).state
 
     async def put(self, ctx: SessionContext, state: S) -> None:
         """Add a state that an activity has hydrated itself; an earlier one is disposed first.
@@ -156,16 +157,16 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             UnknownSession: the cache has a newer epoch of the session; the state stays the caller's to dispose.
             SessionError: the context is bound to no session, or uses the state that it would replace.
         """
-        session_id, epoch = address_of(ctx)
+        address = address_of(ctx)
 
         def accept(entry: CacheEntry[S]) -> bool:
             if id(ctx) in entry.users:
                 raise SessionError(f"{entry} is in use by the very activity that would replace it")
             if entry.is_new:
                 return True
-            return entry.is_hydrated and not entry.is_retired and entry.state is state and entry.epoch == epoch
+            return entry.is_hydrated and not entry.is_retired and entry.state is state and entry.epoch == address.epoch
 
-        entry = await self._cache.pin_entry(session_id, epoch, id(ctx), accept)
+        entry = await self._cache.pin_entry(address, id(ctx), accept)
         try:
             if not entry.is_hydrated:
                 entry.state = state
@@ -178,7 +179,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
 
     async def _hydrate(self, entry: CacheEntry[S]) -> None:
         if self._hydrate_state is None:
-            raise unknown_session(entry.session_id, entry.epoch, None)
+            raise unknown_session(Address(entry.session_id, entry.epoch, entry.database), None)
         entry.state = await result_of(self._hydrate_state(entry.session_id))
         self._measure(entry)
 

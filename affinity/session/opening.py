@@ -27,7 +27,7 @@ from affinity.errors import (
     problem_of,
 )
 from affinity.limits import check_integer
-from affinity.records import SessionStore
+from affinity.records import SessionStore, database_of
 from affinity.session.durable import close_for_good, use_durable, use_local
 from affinity.session.resources import Resource, shielded
 from affinity.session.state import CachedState, StateSchema
@@ -127,7 +127,7 @@ class StandaloneUnitOfWork(Generic[S]):
         self._store = store if session_id is not None else None
 
     async def open(self, overrides: Mapping[str, Any]) -> CachedState[S]:
-        cached = CachedState[S](self._session_id, epoch=0)
+        cached = CachedState[S](self._session_id, 0, database_of(self._store))
         await self._schema.load(cached, self._store, overrides)
         return cached
 

@@ -1,7 +1,7 @@
 """Process-local resources of sessions: a model, a child process, an open file.
 
-A resource is opened at its first use and shared by key: each cached state that uses it is one *holder*. When the last
-holder releases it, it is closed, exactly once. Its life, per key::
+A resource is opened at its first use and shared by key, within one database: each cached state that uses it is one
+*holder*. When the last holder releases it, it is closed, exactly once. Its life, per database and key::
 
     opening ──► open ──► closing ──► gone
        └── open failed ─────────────────▲
@@ -74,7 +74,8 @@ class Resource(Generic[T]):
         Args:
             open: returns the value, given its key; with ``create`` given the handle, and by default the handle itself.
             close: frees it, given its key and the value. It has `DISPOSE_SECONDS`; what it raises is logged.
-            key: which one a session uses, given its id; by default one of its own.
+            key: which one a session uses, given its id; by default one of its own. Sessions of different databases
+                share none.
             on_error: whether a session goes on using it after an activity has failed, or its result was not committed:
                 the state is dropped then, and hydrated again. An error of the application that has a true attribute
                 ``disposes_resources`` ends the use in any case.
@@ -105,7 +106,7 @@ class Resource(Generic[T]):
         self._close = close
         self.key: Callable[[str], str] = key
         self.on_error: Literal["keep", "dispose"] = on_error
-        self._shared: dict[str, _Shared[T]] = {}
+        self._shared: dict[tuple[str, str], _Shared[T]] = {}  # by database and key
 
     def __len__(self) -> int:
         """How many are opening, open or closing."""
@@ -134,35 +135,37 @@ class Resource(Generic[T]):
         await run_bounded(f"destroy of resource {self.name!r} {resource_id}", call, DISPOSE_SECONDS)
         return done
 
-    async def acquire(self, key: str, holder: object, given: Any = None) -> T:
+    async def acquire(self, key: str, holder: object, given: Any = None, *, database: str = "") -> T:
         """The value of this key, opened if need be; ``holder`` holds it until it releases it once. ``given``: what
-        ``open`` gets in place of the key, of one that outlives the process.
+        ``open`` gets in place of the key, of one that outlives the process. ``database``: in which the key stands.
 
         Raises:
             Exception: what ``open`` raised, in every call that waited for it; the next call opens it again.
         """
-        shared = await self._find(key)
+        at = (database, key)
+        shared = await self._find(at)
         shared.acquiring += 1
         try:
             await shared.opening.run(partial(self._open_now, given if self.is_durable else key, shared))
             shared.holders.add(holder)
         finally:
             shared.acquiring -= 1
-            await self._close_if_unused(key, shared)
+            await self._close_if_unused(at, shared)
         return shared.value
 
-    async def release(self, key: str, holder: object) -> None:
+    async def release(self, key: str, holder: object, *, database: str = "") -> None:
         """End the holder's use; the last release closes the resource. Raises nothing."""
-        shared = self._shared.get(key)
+        at = (database, key)
+        shared = self._shared.get(at)
         if shared is not None:
             shared.holders.discard(holder)
-            await self._close_if_unused(key, shared)
+            await self._close_if_unused(at, shared)
 
-    async def _find(self, key: str) -> _Shared[T]:
+    async def _find(self, at: tuple[str, str]) -> _Shared[T]:
         while True:
-            shared = self._shared.get(key)
+            shared = self._shared.get(at)
             if shared is None:
-                shared = self._shared[key] = _Shared()
+                shared = self._shared[at] = _Shared()
             if not shared.closing:
                 return shared
             await shared.gone.wait()
@@ -170,30 +173,32 @@ class Resource(Generic[T]):
     async def _open_now(self, given: Any, shared: _Shared[T]) -> None:
         shared.value = await result_of(self._open(given))
 
-    async def _close_if_unused(self, key: str, shared: _Shared[T]) -> None:
+    async def _close_if_unused(self, at: tuple[str, str], shared: _Shared[T]) -> None:
         if not shared.unused or shared.closing:
             return
         if shared.opening.is_done:
             shared.closing = True
             with anyio.CancelScope(shield=True):  # bounded by itself
-                await self._close_now(key, shared)
-        self._forget(key, shared)
+                await self._close_now(at[1], shared)
+        if self._shared.get(at) is shared:
+            del self._shared[at]
+        shared.gone.set()
 
     async def _close_now(self, key: str, shared: _Shared[T]) -> None:
         close = self._close
         if close is not None:
             await run_bounded(f"close of resource {key!r}", lambda: close(key, shared.value), DISPOSE_SECONDS)
 
-    def _forget(self, key: str, shared: _Shared[T]) -> None:
-        if self._shared.get(key) is shared:
-            del self._shared[key]
-        shared.gone.set()
-
 
 class HeldResources:
-    """The resources that one session uses, under one lease. It is their holder."""
+    """The resources that one session uses, under one lease. It is their holder.
 
-    def __init__(self) -> None:
+    Args:
+        database: of the session.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._database = database
         self._keys: dict[Resource[Any], str] = {}
         self._failed: set[Resource[Any]] = set()  # to be released with the state
         self._closed: set[Resource[Any]] = set()
@@ -236,9 +241,9 @@ class HeldResources:
         return await self._acquire(resource, key, session_id, given)
 
     async def _acquire(self, resource: Resource[T], key: str, session_id: str, given: Any = None) -> T:
-        value = await resource.acquire(key, self, given)
+        value = await resource.acquire(key, self, given, database=self._database)
         if self._keys.get(resource) != key:  # the session has closed it while it was opened
-            await resource.release(key, self)
+            await resource.release(key, self, database=self._database)
             raise ResourceClosed(session_id)
         return value
 
@@ -266,7 +271,7 @@ class HeldResources:
         """Hold it no longer. Raises nothing."""
         key = self._keys.pop(resource, None)
         if key is not None:
-            await resource.release(key, self)
+            await resource.release(key, self, database=self._database)
 
 
 # --- callbacks of the application: async or sync, bounded in time, shared, called for a thread ------------------------

@@ -59,15 +59,15 @@ class CachedState(CacheEntry[S]):
 
     record: RecordVersion  # set with the state
 
-    def __init__(self, session_id: str, epoch: int) -> None:
-        super().__init__(session_id, epoch)
+    def __init__(self, session_id: str, epoch: int, database: str = "") -> None:
+        super().__init__(session_id, epoch, database)
         self.store: SessionStore | None = None  # of the record; None: the state is stored nowhere
         self.metadata: SessionMetadata = SessionMetadata()  # to be written, before `StateSchema.describe` adds to it
         self.encoded_bytes = 0  # size of the encoded state, when last encoded or decoded
         self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
         self.openings = 0  # by activities that have found it in memory
-        self.resources: HeldResources = HeldResources()
+        self.resources: HeldResources = HeldResources(database)
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
         """Set the metadata that was passed when the session was opened.
@@ -91,9 +91,9 @@ class CachedState(CacheEntry[S]):
     def successor(self) -> Self | None:
         if not self.resources:
             return None
-        successor = type(self)(self.session_id, self.epoch)
+        successor = type(self)(self.session_id, self.epoch, self.database)
         successor.resources = self.resources
-        self.resources = HeldResources()
+        self.resources = HeldResources(self.database)
         successor.home = self.home
         return successor
 

@@ -1,6 +1,7 @@
 """The cache of session states in this process: one entry per session, pinned while in use, bounded, disposed once.
 
-An entry belongs to one epoch of one session. Its life::
+An entry belongs to one epoch of one session of one database: a process may work for several databases, whose sessions
+may have equal ids, and whose epochs cannot be compared. Its life::
 
     hydrating ──► current ──► retired ──► disposed
         │    ▲                                │ of an entry that is kept
@@ -33,15 +34,16 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import anyio
 from cachetools import TTLCache
 
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
-from affinity.records import Hydrate
+from affinity.records import Hydrate, database_of
 from affinity.session.resources import SharedCall
 from affinity.telemetry import enter_session
 
@@ -50,6 +52,9 @@ MAX_HYDRATES: Final = 10_000
 
 S = TypeVar("S")
 E = TypeVar("E", bound="CacheEntry[Any]")
+
+SessionKey: TypeAlias = tuple[str, str]
+"""A database, by its name in this process (`affinity.records.database_of`), and the id of a session in it."""
 
 
 class SessionContext(Protocol):
@@ -68,15 +73,28 @@ class SessionContext(Protocol):
         ...
 
 
-def address_of(ctx: SessionContext) -> tuple[str, int]:
-    """The session and the epoch that the context is bound to.
+class Address(NamedTuple):
+    """A session, the epoch of its lease, and its database."""
+
+    session_id: str
+    epoch: int
+    database: str
+
+    @property
+    def key(self) -> SessionKey:
+        """The session, in whatever epoch."""
+        return self.database, self.session_id
+
+
+def address_of(ctx: SessionContext) -> Address:
+    """The session and the epoch that the context is bound to, in the database of its worker.
 
     Raises:
         SessionError: it is bound to none.
     """
     if ctx.session_id is None or ctx.session_epoch is None:
         raise SessionError("this work is bound to no session: schedule it with .on_session(session_id)")
-    return ctx.session_id, ctx.session_epoch
+    return Address(ctx.session_id, ctx.session_epoch, database_of(getattr(ctx, "session_store", None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +116,11 @@ class CacheEntry(Generic[S]):
 
     state: S  # set once hydrated
 
-    def __init__(self, session_id: str, epoch: int) -> None:
+    def __init__(self, session_id: str, epoch: int, database: str = "") -> None:
         self.session_id = session_id
         self.epoch = epoch
+        self.database = database
+        self.key: SessionKey = (database, session_id)
         self.users: list[int] = []  # id() of the contexts that pin it; an activity may pin it more than once
         self.bytes = 0
         self.is_retired = self.is_disposing = False
@@ -129,31 +149,33 @@ class CacheEntry(Generic[S]):
         return f"session {self.session_id!r} at epoch {self.epoch}"
 
 
-class IdleLru(TTLCache[str, None]):
-    """Ids of the entries that nothing pins, by last use. Almost every call expires idle ones and reports them."""
+class IdleLru(TTLCache[SessionKey, None]):
+    """Keys of the entries that nothing pins, by last use. Almost every call expires idle ones and reports them."""
 
-    def __init__(self, idle_timeout: float, timer: Callable[[], float], on_expire: Callable[[str], None]) -> None:
+    def __init__(
+        self, idle_timeout: float, timer: Callable[[], float], on_expire: Callable[[SessionKey], None]
+    ) -> None:
         super().__init__(math.inf, idle_timeout, timer)
         self._on_expire = on_expire
 
-    def expire(self, time: float | None = None) -> list[tuple[str, None]]:
+    def expire(self, time: float | None = None) -> list[tuple[SessionKey, None]]:
         expired = super().expire(time)
-        for session_id, _ in expired:
-            self._on_expire(session_id)
+        for key, _ in expired:
+            self._on_expire(key)
         return expired
 
-    def discard(self, session_id: str) -> None:
-        """Remove an id, expired or not; ``pop`` would leave an expired one, which is then reported later."""
+    def discard(self, key: SessionKey) -> None:
+        """Remove a key, expired or not; ``pop`` would leave an expired one, which is then reported later."""
         with suppress(KeyError):
-            del self[session_id]
+            del self[key]
 
 
 class StateCache(Generic[E]):
-    """Entries by session id. One cache serves one event loop."""
+    """Entries by database and session id. One cache serves one event loop."""
 
     def __init__(
         self,
-        make: Callable[[str, int], E],
+        make: Callable[[str, int, str], E],
         *,
         dispose: Callable[[E], Awaitable[None]],
         max_sessions: int,
@@ -161,8 +183,8 @@ class StateCache(Generic[E]):
         idle_timeout: float | None,
         timer: Callable[[], float],
     ) -> None:
-        """An empty cache; `SessionCache` describes the bounds. ``make`` returns an entry of a session and an epoch, not
-        hydrated; ``dispose`` frees what an entry holds, is bounded in time and raises nothing.
+        """An empty cache; `SessionCache` describes the bounds. ``make`` returns an entry of an `Address`, not hydrated;
+        ``dispose`` frees what an entry holds, is bounded in time and raises nothing.
 
         Raises:
             InvalidOptions: a bound that is not positive.
@@ -178,17 +200,16 @@ class StateCache(Generic[E]):
         self._max_sessions = max_sessions
         self._max_bytes = math.inf if max_bytes is None else max_bytes
         self._idle = IdleLru(math.inf if idle_timeout is None else idle_timeout, self._time, self._evict)
-        self._current: dict[str, E] = {}
+        self._current: dict[SessionKey, E] = {}
         self._current_bytes = 0
-        self._retired: dict[str, E] = {}
+        self._retired: dict[SessionKey, E] = {}
         self.has_homes = False
         """An entry has been on the lease of another session."""
-        self.hydrates: deque[Hydrate] = deque(maxlen=MAX_HYDRATES)
-        """Hydrates that no worker has taken."""
+        self._hydrates: deque[tuple[str, Hydrate]] = deque(maxlen=MAX_HYDRATES)  # that no worker has taken
         self._counts = {"hits": 0, "misses": 0, "hydrations": 0, "evictions": 0, "losses": 0, "conflicts": 0}
 
-    def __contains__(self, session_id: str) -> bool:
-        return session_id in self._current
+    def __contains__(self, key: SessionKey) -> bool:
+        return key in self._current
 
     @property
     def stats(self) -> CacheStats:
@@ -212,7 +233,7 @@ class StateCache(Generic[E]):
 
     async def pin(
         self,
-        address: tuple[str, int],
+        address: Address,
         user: int,
         hydrate: Callable[[E], Awaitable[None]],
         fits: Callable[[E], bool] = lambda _: True,
@@ -225,15 +246,14 @@ class StateCache(Generic[E]):
         Raises:
             UnknownSession: the cache has an entry of a newer epoch.
         """
-        session_id, epoch = address
 
         def accept(entry: E) -> bool:
             # An activity that has pinned the entry gets it again even when it is retired: it would wait for itself.
-            if entry.epoch != epoch or (entry.is_retired and user not in entry.users):
+            if entry.epoch != address.epoch or (entry.is_retired and user not in entry.users):
                 return False
             return not entry.is_hydrated or fits(entry)
 
-        entry = await self.pin_entry(session_id, epoch, user, accept)
+        entry = await self.pin_entry(address, user, accept)
         try:
             if entry.is_hydrated:
                 self._counts["hits"] += 1
@@ -250,29 +270,30 @@ class StateCache(Generic[E]):
         """Add one more pin for a user that has one."""
         entry.users.append(user)
 
-    async def pin_entry(self, session_id: str, epoch: int, user: int, accept: Callable[[E], bool]) -> E:
+    async def pin_entry(self, address: Address, user: int, accept: Callable[[E], bool]) -> E:
         """The session's entry if ``accept`` takes it, else a new one once the former is disposed; pinned by ``user``.
 
         Raises:
             UnknownSession: the cache has an entry of a newer epoch.
         """
+        key = address.key
         while True:
             self._idle.expire()
-            entry = self.entry_of(session_id)
+            entry = self.entry_of(key)
             if entry is None:
-                entry = self._current[session_id] = self._make(session_id, epoch)
-            if epoch < entry.epoch:
-                raise unknown_session(session_id, epoch, entry)
+                entry = self._current[key] = self._make(*address)
+            if address.epoch < entry.epoch:
+                raise unknown_session(address, entry)
             if accept(entry):
                 entry.users.append(user)
-                self._idle.discard(session_id)
+                self._idle.discard(key)
                 return entry
-            is_lost = entry.epoch < epoch
+            is_lost = entry.epoch < address.epoch
             self.retire(entry, "losses" if is_lost else None, keep=not is_lost)
             await self.dispose_retired()
             await (entry.unused if entry.users else entry.gone).wait()
 
-    def peek(self, session_id: str, epoch: int) -> E:
+    def peek(self, address: Address) -> E:
         """The entry at this epoch, not pinned; it becomes the most recently used one.
 
         Raises:
@@ -280,13 +301,13 @@ class StateCache(Generic[E]):
         """
         with self._idle.timer:  # time stands still, so that the entry does not expire between the two calls
             self._idle.expire()
-            entry = self._current.get(session_id)
-            if entry is None or not entry.is_hydrated or entry.epoch != epoch:
+            entry = self._current.get(address.key)
+            if entry is None or not entry.is_hydrated or entry.epoch != address.epoch:
                 self._counts["misses"] += 1
-                raise unknown_session(session_id, epoch, self.entry_of(session_id))
+                raise unknown_session(address, self.entry_of(address.key))
             self._counts["hits"] += 1
             if not entry.users:
-                self._idle[session_id] = None  # last used now
+                self._idle[entry.key] = None  # last used now
             return entry
 
     async def unpin(self, entry: E, user: int) -> None:
@@ -304,11 +325,21 @@ class StateCache(Generic[E]):
         elif not entry.is_hydrated:
             self._forget(entry)
         else:
-            self._idle[entry.session_id] = None
+            self._idle[entry.key] = None
 
-    def entry_of(self, session_id: str) -> E | None:
+    def entry_of(self, key: SessionKey) -> E | None:
         """The session's entry, current or retired."""
-        return self._retired.get(session_id) or self._current.get(session_id)
+        return self._retired.get(key) or self._current.get(key)
+
+    def _entries_of(self, session_id: str, database: str | None) -> list[E]:
+        """The entries of the session; None: of all sessions with this id, in whatever database."""
+        if database is None:
+            return [entry for entry in self._all() if entry.session_id == session_id]
+        entry = self.entry_of((database, session_id))
+        return [] if entry is None else [entry]
+
+    def _all(self) -> list[E]:
+        return [*self._current.values(), *self._retired.values()]
 
     # -- hydrating
 
@@ -321,7 +352,17 @@ class StateCache(Generic[E]):
             self._forget(entry)
             raise
         self._counts["hydrations"] += 1
-        self.hydrates.append(Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None))
+        hydrate_of = Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None)
+        self._hydrates.append((entry.database, hydrate_of))
+
+    def take_hydrates(self, database: str | None) -> Iterator[Hydrate]:
+        """Each hydrate since the last call, of one database or, with None, of all."""
+        for _ in range(len(self._hydrates)):
+            found = self._hydrates.popleft()
+            if database is None or found[0] == database:
+                yield found[1]
+            else:
+                self._hydrates.append(found)
 
     def set_hydrated(self, entry: E) -> None:
         """Note that a new entry has got its state from the caller."""
@@ -330,7 +371,7 @@ class StateCache(Generic[E]):
 
     def set_size(self, entry: E, size: int) -> None:
         """Note the size of an entry in bytes; the next `unpin` makes room for it."""
-        if self._current.get(entry.session_id) is entry:
+        if self._current.get(entry.key) is entry:
             self._current_bytes += size - entry.bytes
         entry.bytes = size
 
@@ -341,35 +382,42 @@ class StateCache(Generic[E]):
         ``keep``: its successor follows it, unless it is retired without that meanwhile.
         """
         entry.is_kept &= keep
-        if entry.is_retired or self._current.get(entry.session_id) is not entry:
+        if entry.is_retired or self._current.get(entry.key) is not entry:
             return
         entry.is_retired, entry.is_kept = True, keep
-        self._retired[entry.session_id] = self._current.pop(entry.session_id)
+        self._retired[entry.key] = self._current.pop(entry.key)
         self._current_bytes -= entry.bytes
-        self._idle.discard(entry.session_id)
+        self._idle.discard(entry.key)
         if count is not None:
             self._counts[count] += 1
 
-    async def lost(self, session_id: str, epoch: int | None) -> None:
-        """Dispose the session's entry, and entries on its lease, of this epoch or an older one (None: of any epoch)."""
-        entry = self.entry_of(session_id)
-        if entry is not None and entry.home is None and (epoch is None or entry.epoch <= epoch):
-            self.retire(entry, "losses")
-        for guest in self.guests_of(session_id):
+    async def lost(self, session_id: str, epoch: int | None, database: str | None) -> None:
+        """Dispose the session's entry, and entries on its lease, of this epoch or an older one (None: of any epoch).
+        Without a database: of all sessions with this id.
+        """
+        for entry in self._entries_of(session_id, database):
+            if entry.home is None and (epoch is None or entry.epoch <= epoch):
+                self.retire(entry, "losses")
+        for guest in self.guests_of(session_id, database):
             if epoch is None or (guest.home is not None and guest.home[1] <= epoch):
                 self.retire(guest, "losses")
         await self.dispose_retired()
 
-    def guests_of(self, session_id: str) -> list[E]:
+    def guests_of(self, session_id: str, database: str | None) -> list[E]:
         """The entries of other sessions that are on this one's lease."""
         if not self.has_homes:
             return []
-        entries = [*self._current.values(), *self._retired.values()]
-        return [entry for entry in entries if entry.home is not None and entry.home[0] == session_id]
+        guests = [entry for entry in self._all() if entry.home is not None and entry.home[0] == session_id]
+        return [entry for entry in guests if database is None or entry.database == database]
+
+    def keeps(self, session_id: str, database: str | None) -> bool:
+        """Whether a state of the session is in memory, or one on its lease."""
+        current = any(entry.key in self for entry in self._entries_of(session_id, database))
+        return current or bool(self.guests_of(session_id, database))
 
     async def lost_all(self) -> None:
         """Dispose all entries, concurrently."""
-        for entry in [*self._current.values(), *self._retired.values()]:
+        for entry in self._all():
             self.retire(entry, "losses")
         await self.dispose_retired()
 
@@ -378,8 +426,8 @@ class StateCache(Generic[E]):
         self._idle.expire()
         await self._make_room()
 
-    def _evict(self, session_id: str) -> None:
-        self.retire(self._current[session_id], "evictions")
+    def _evict(self, key: SessionKey) -> None:
+        self.retire(self._current[key], "evictions")
 
     async def _make_room(self) -> None:
         with self._idle.timer:  # time stands still, so that no entry expires between the two calls
@@ -410,30 +458,40 @@ class StateCache(Generic[E]):
             self._forget(entry)
 
     def _forget(self, entry: E) -> None:
-        if self._current.get(entry.session_id) is entry:
-            del self._current[entry.session_id]
+        if self._current.get(entry.key) is entry:
+            del self._current[entry.key]
             self._current_bytes -= entry.bytes
             entry.is_kept = True
-        elif self._retired.get(entry.session_id) is entry:
-            del self._retired[entry.session_id]
+        elif self._retired.get(entry.key) is entry:
+            del self._retired[entry.key]
         if entry.is_kept and (successor := entry.successor()) is not None:
-            self._current[entry.session_id] = successor
-            self._idle[entry.session_id] = None
+            self._current[entry.key] = successor
+            self._idle[entry.key] = None
         entry.unused.set()
         entry.gone.set()
 
 
 class CacheLeaseListener(Generic[E]):
-    """Removes cached states when the worker loses their leases: a `SessionListener` of `affinity.orchestration.app`."""
+    """Removes cached states when the worker loses their leases: a `SessionListener` of `affinity.orchestration.app`.
+
+    Its methods are for the sessions of all databases; a worker calls those of `in_database`.
+    """
 
     _cache: StateCache[E]
     _movable: bool
+    _database: str | None = None
+
+    def in_database(self, database: str) -> Self:
+        """The listener for the leases of one database."""
+        listener = copy(self)
+        listener._database = database
+        return listener
 
     def may_move(self, session_id: str) -> bool:
         """Whether the worker may offer the session to another one while it is idle: any session if the object is
         ``movable``, else one without a state in memory.
         """
-        return self._movable or (session_id not in self._cache and not self._cache.guests_of(session_id))
+        return self._movable or not self._cache.keeps(session_id, self._database)
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.
@@ -441,12 +499,11 @@ class CacheLeaseListener(Generic[E]):
         Returns when the state is disposed, or when a block that is open keeps it until its end. A `SessionCache` does
         not save it any more; whether a staged change may still be written, the fences of the store decide.
         """
-        await self._cache.lost(session_id, epoch)
+        await self._cache.lost(session_id, epoch, self._database)
 
     def take_hydrates(self) -> Iterator[Hydrate]:
         """Each hydrate since the last call, for the worker's report."""
-        while self._cache.hydrates:
-            yield self._cache.hydrates.popleft()
+        return self._cache.take_hydrates(self._database)
 
     async def lost_all(self) -> None:
         """Dispose all states, concurrently, since every lease has ended."""
@@ -475,10 +532,10 @@ class CacheLeaseListener(Generic[E]):
         return self._cache.stats
 
 
-def unknown_session(session_id: str, epoch: int, other: CacheEntry[Any] | None) -> UnknownSession:
+def unknown_session(address: Address, other: CacheEntry[Any] | None) -> UnknownSession:
     """The error, which names the entry that this process has instead."""
-    text = f"no state of session {session_id!r} at epoch {epoch} in this process"
+    text = f"no state of session {address.session_id!r} at epoch {address.epoch} in this process"
     if other is not None:
-        hint = "the session has moved on" if other.epoch > epoch else "hydrate it again"
+        hint = "the session has moved on" if other.epoch > address.epoch else "hydrate it again"
         text += f", which has it at epoch {other.epoch}: {hint}"
     return UnknownSession(text)

@@ -23,6 +23,7 @@ from affinity.records import (
     child_cursor,
     copied,
     copied_metadata,
+    database_of,
 )
 
 T = TypeVar("T")
@@ -254,6 +255,11 @@ class RetryingStore:
         self.resources: RetryingResources | None = None if resources is None else RetryingResources(resources, reading)
         """The resources of the same database."""
         self._reading, self._writing = reading, writing
+
+    @property
+    def database(self) -> str:
+        """Name of the store's database."""
+        return database_of(self._store)
 
     async def load(self, session_id: str) -> SessionRecord | None:
         return await self._reading(partial(self._store.load, session_id))

@@ -35,7 +35,7 @@ from affinity import errors
 from affinity.errors import problem_of
 from affinity.records import Participant, SessionState, SessionStore, StateWrite
 from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
-from affinity.session.state_cache import SessionContext, StateCache, address_of
+from affinity.session.state_cache import Address, SessionContext, SessionKey, StateCache, address_of
 
 S = TypeVar("S")
 
@@ -123,7 +123,7 @@ class SessionWriter(Generic[S]):
         self._queue, self._schema, self._cache = queue, queue.schema, queue.cache
         self._ctx = ctx
         self.user: int = id(ctx)
-        self.address: tuple[str, int] = address_of(ctx)
+        self.address: Address = address_of(ctx)
         self.store = store
         self._is_new = is_new  # the store has no record, unless this writer has made a checkpoint
         self.is_granted: bool = False
@@ -143,7 +143,7 @@ class SessionWriter(Generic[S]):
     @property
     def session_id(self) -> str:
         """Whose state it is."""
-        return self.address[0]
+        return self.address.session_id
 
     @property
     def ctx(self) -> ActivityScope:
@@ -370,13 +370,13 @@ class SessionWriter(Generic[S]):
             self._version = await self._write(self._staged.new, self.key)
             return None
         self._version, self._sent_with_result = self._base.version + 1, True
-        return StateWrite(new=self._staged.new, base_version=self._base.version, epoch=self.address[1])
+        return StateWrite(new=self._staged.new, base_version=self._base.version, epoch=self.address.epoch)
 
     async def _commit(self, new: SessionState, commit: CommitState) -> int:
         assert self._base is not None
         version = self._base.version
         try:
-            await commit(StateWrite(new=new, base_version=version, epoch=self.address[1]))
+            await commit(StateWrite(new=new, base_version=version, epoch=self.address.epoch))
         except errors.SessionWriteConflict:
             self._cache.count("conflicts")
             raise
@@ -385,7 +385,7 @@ class SessionWriter(Generic[S]):
     async def _write(self, new: SessionState, key: str) -> int:
         assert self.store is not None
         assert self._base is not None
-        version, epoch = self._base.version, self.address[1]
+        version, epoch = self._base.version, self.address.epoch
         # In the worker's database the epoch fences a new record.
         generation = self._base.generation if self.is_external else None
         try:
@@ -431,7 +431,7 @@ class WriteQueue(Generic[S]):
     def __init__(self, schema: StateSchema[S], cache: StateCache[CachedState[S]]) -> None:
         self.schema, self.cache = schema, cache
         self._by_ctx: dict[int, SessionWriter[S]] = {}
-        self._by_session: dict[str, deque[SessionWriter[S]]] = {}  # the first of each queue is granted
+        self._by_session: dict[SessionKey, deque[SessionWriter[S]]] = {}  # the first of each queue is granted
 
     def join(self, ctx: ActivityScope, store: SessionStore | None, *, is_new: bool = False) -> SessionWriter[S]:
         """The activity's writer; if it has none, a new one at the end of its session's queue. ``is_new``: see
@@ -449,7 +449,7 @@ class WriteQueue(Generic[S]):
 
     def _add(self, writer: SessionWriter[S]) -> SessionWriter[S]:
         self._by_ctx[writer.user] = writer
-        queue = self._by_session.setdefault(writer.session_id, deque())
+        queue = self._by_session.setdefault(writer.address.key, deque())
         queue.append(writer)
         if queue[0] is writer:
             writer.grant()
@@ -457,13 +457,13 @@ class WriteQueue(Generic[S]):
 
     def remove(self, writer: SessionWriter[S]) -> None:
         """Remove a writer, granted or not, and grant the next one."""
-        queue = self._by_session[writer.session_id]
+        queue = self._by_session[writer.address.key]
         queue.remove(writer)
         del self._by_ctx[writer.user]
         if queue:
             queue[0].grant()
         else:
-            del self._by_session[writer.session_id]
+            del self._by_session[writer.address.key]
 
     async def would_conflict(self, session_id: str, store: SessionStore, generation: str | None) -> bool:
         """Whether a standalone write over this generation would conflict with the running activity's own."""

@@ -25,7 +25,7 @@ class MoveReporter(WorkerPart):
         super().__init__(services)
         self._report = services.provider.report_session_moves
         self._sessions = sessions
-        self._sources = [one for one in sessions.listeners if isinstance(one, HasHydrates)]
+        self._sources = [one for one in sessions.notified if isinstance(one, HasHydrates)]
         self._counted: dict[int, None] = {}  # in the order in which they were counted
 
     async def report(self) -> None:

@@ -107,7 +107,12 @@ class Runtime:
         code = options.code_version or code_version(app)
         self.profile: WorkerProfile = describe_worker(options, app, code)
         self.sessions: HeldSessions = HeldSessions(
-            listeners, options.session_lock_timeout, self._check_sessions, self._spawn, timing.monotonic
+            listeners,
+            options.session_lock_timeout,
+            self._check_sessions,
+            self._spawn,
+            timing.monotonic,
+            database=provider.database,
         )
         self.commits: Commits = Commits(services)
         self.activities: ActivityRunner = ActivityRunner(

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.orchestration.app import AssignmentListener, MovePolicy, SessionListener
+from affinity.orchestration.app import AssignmentListener, DatabaseListener, MovePolicy, SessionListener
 from affinity.session import Sessions
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -66,11 +66,17 @@ class HeldSessions:
         check: CheckSessions,
         spawn: Spawn,
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        database: str = "",
     ) -> None:
         self.listeners: tuple[SessionListener, ...] = tuple(listeners)
+        self.notified: list[SessionListener] = [
+            one.in_database(database) if isinstance(one, DatabaseListener) else one for one in self.listeners
+        ]
+        """The listeners, of this database alone where they know several apart."""
         self._spawn = spawn
         self._monotonic = monotonic
-        self._policies = [one for one in self.listeners if isinstance(one, MovePolicy)]
+        self._policies = [one for one in self.notified if isinstance(one, MovePolicy)]
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
@@ -123,7 +129,7 @@ class HeldSessions:
         """Notify the listeners of the sessions that are to move here, of each once: they may hydrate ahead."""
         new = [session_id for session_id in session_ids if session_id not in self.assigned]
         self.assigned = set(session_ids)
-        for listener in self.listeners:
+        for listener in self.notified:
             if isinstance(listener, AssignmentListener):
                 for session_id in new:
                     self._spawn(_notify, listener.on_assigned(session_id))
@@ -194,7 +200,7 @@ class HeldSessions:
         """Remove a session that was given up, and notify the listeners."""
         held = self._held.pop(session_id, None)
         if held is not None:
-            for listener in self.listeners:
+            for listener in self.notified:
                 await _notify(listener.lost(session_id, held.epoch))
 
     async def remove_all(self) -> None:
@@ -213,7 +219,7 @@ class HeldSessions:
             if self._over(session_id, now):  # no work has come while listeners of others were notified
                 logger.debug("session %s has expired here", session_id)
                 await self.remove(session_id)
-        for listener in self.listeners:
+        for listener in self.notified:
             await _notify(listener.sweep())
 
     def _over(self, session_id: str, now: float) -> bool:

@@ -203,7 +203,7 @@ async def test_a_handler_whose_reply_has_been_written_does_not_wait_for_its_writ
             other = clients[0].conversation(conversations, "d")
             seq = await other.send(UserMessage("work"))
             await other.reply(seq, timeout=30)
-            with wake_parts.waiting_for("d", seq):
+            with wake_parts.waiting_for(clients[0].journals.database, "d", seq):
                 await other.send(UserMessage("ask back"))
                 await until_said("c", UserMessage("and you?"))
         elif wake.events == [UserMessage("ask back")]:

@@ -7,7 +7,7 @@ import pytest
 
 from affinity.errors import InvalidOptions, SessionWriteConflict
 from affinity.session import SessionCache, Sessions
-from affinity.session.state_cache import CacheEntry, StateCache
+from affinity.session.state_cache import Address, CacheEntry, StateCache
 from tests.session.activities import Chat, Host
 from tests.session.application import Application, LeaseContext, State, used
 
@@ -120,9 +120,9 @@ async def test_a_caller_that_waits_for_a_released_entry_disposes_it() -> None:
     cache = StateCache[CacheEntry[str]](
         CacheEntry, dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0
     )
-    old = await cache.pin(("s", 1), 1, hydrate)
+    old = await cache.pin(Address("s", 1, ""), 1, hydrate)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cache.pin, ("s", 2), 2, hydrate)
+        tasks.start_soon(cache.pin, Address("s", 2, ""), 2, hydrate)
         await anyio.wait_all_tasks_blocked()
         cache.release(old, 1)
     epochs = [f"session 's' at epoch {epoch}" for epoch in (1, 2)]

@@ -462,7 +462,7 @@ async def test_one_that_is_closed_while_it_opens_is_closed() -> None:
         return key
 
     resource: Resource[str] = Resource(open=open_slowly, close=lambda key, _: log.append(key))
-    held = HeldResources()
+    held = HeldResources("")
 
     async def use() -> None:
         with pytest.raises(ResourceClosed):

@@ -29,6 +29,14 @@ class ProviderConnection(Protocol):
         """
         ...
 
+    @property
+    def database(self) -> str:
+        """A name of the database, among all that this process has open: two databases, and two schemas of one, have
+        different names, and all providers of one database have the same. It stays the same at a new connection. It is
+        another one if the database is replaced, and may be at a new timeline.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
         ...

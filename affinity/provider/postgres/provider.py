@@ -168,6 +168,11 @@ class PostgresProvider(Database):
         """Token of the database at the last new connection: each asks before its first call."""
         return self.connections.timeline.token
 
+    @property
+    def database(self) -> str:
+        """The token: no other database has it."""
+        return self.timeline
+
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""
         await self.connections.aclose()

@@ -47,6 +47,11 @@ class PostgresSessionStore:
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
+    @property
+    def database(self) -> str:
+        """See `ProviderConnection.database`."""
+        return self._connections.timeline.token
+
     async def load(self, session_id: str) -> SessionRecord | None:
         rows = await self._connections.states.run(_SQL["load"], {"session": session_id})
         return to_session_record(rows[0], same_time) if rows else None

@@ -144,7 +144,7 @@ class SqliteProvider:
         self._watches: set[hints.JournalSubscription] = set()
         self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
-        self.states: SessionStore = SqliteSessionStore(self._writer, self._reader)
+        self.states: SessionStore = SqliteSessionStore(self._writer, self._reader, self.database)
 
     @classmethod
     async def open(
@@ -206,6 +206,11 @@ class SqliteProvider:
     def timeline(self) -> str:
         """Token of the database at the last call that only read; for a worker, at the last one that wrote."""
         return self._timeline.token or ""
+
+    @property
+    def database(self) -> str:
+        """The file: a copy has the same token."""
+        return f"{self._inode} {self._path}"
 
     async def aclose(self) -> None:
         """Finish the calls that were made and close both connections. Idempotent."""

@@ -22,11 +22,13 @@ class SqliteSessionStore:
     Args:
         writer: thread for what writes.
         reader: thread for what only reads.
+        database: see `ProviderConnection.database`.
     """
 
-    def __init__(self, writer: DatabaseThread, reader: DatabaseThread) -> None:
+    def __init__(self, writer: DatabaseThread, reader: DatabaseThread, database: str) -> None:
         self._writer = writer
         self._reader = reader
+        self.database: str = database
 
     async def load(self, session_id: str) -> SessionRecord | None:
         return await self._reader.call(Database.read, session_states.load, session_id)

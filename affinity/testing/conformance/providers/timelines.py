@@ -7,6 +7,7 @@ import pytest
 from affinity.errors import DatabaseChanged
 from affinity.provider.contract import NewMessage
 from affinity.provider.timeline import Timeline
+from affinity.records import database_of
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
@@ -23,6 +24,17 @@ async def lose_tail(cluster: Cluster, finder: Peer) -> None:
 
 class TimelineRules(Rules):
     """``timeline`` of `affinity.provider.open_provider`. Facts of one timeline say nothing about the next."""
+
+    async def test_a_database_has_one_name(self, cluster: Cluster) -> None:
+        """All providers of one database, with or without a timeline, and their stores, give it the same name; it stays
+        while the database does (contract: Provider).
+        """
+        providers = [await cluster.open(), (await cluster.follower("a", Timeline())).provider, await cluster.open()]
+        names = {provider.database for provider in providers} | {database_of(one.states) for one in providers}
+        assert len(names) == 1
+        assert names != {""}
+        await cluster.worker("b")
+        assert {provider.database for provider in providers} == names
 
     async def test_an_incarnation_ends_with_its_timeline(self, cluster: Cluster) -> None:
         """After a timeline ended, its incarnation can neither renew nor register, however often it tries (contract:
