@@ -49,6 +49,7 @@ _ENDS: Final[Mapping[str, str]] = {
     "timer_cancelled": "cancelled",
     "event_await_cancelled": "cancelled",
     "event_refused": "refused",
+    "event_accepted": "raised",
     "sub_orchestration_completed": "completed",
     "sub_orchestration_failed": "failed",
     "sub_orchestration_cancelled": "cancelled",

@@ -44,9 +44,11 @@ class Outstanding:
             case ev.EventAwaited():
                 self.events[event_id] = event.name
             case ev.EventRaised() if event.name in self.events.values():
-                del self.events[next(number for number, name in self.events.items() if name == event.name)]
+                del self.events[min(number for number, name in self.events.items() if name == event.name)]
             case ev.EventRaised():
                 self.unread[event.name] += 1
+            case ev.EventRefused() if self.unread[event.name]:  # its wait takes the next one
+                self.unread[event.name] -= 1
             case ev.EventRefused():  # its wait goes on; the event is kept for a wait of another type
                 self.events[event.schedule_id] = event.name
             case ev.OrchestrationStarted():

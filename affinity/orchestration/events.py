@@ -235,11 +235,23 @@ class EventAwaitCancelled:
 
 @frozen()
 class EventRefused:
-    """An external event does not fit the type of this wait. The wait continues, and the event is kept unread."""
+    """An external event does not fit the type of this wait, the first that it was offered to. The wait continues, and
+    the event is kept unread.
+    """
 
     schedule_id: int
     name: str
     message: str
+
+
+@frozen()
+class EventAccepted:
+    """This wait receives an external event that was refused before."""
+
+    schedule_id: int
+    name: str
+    number: int
+    """Of the event, among those that the execution has received; 0 or less: among those that were carried over."""
 
 
 @frozen()
@@ -379,6 +391,7 @@ Command: TypeAlias = (
     | EventAwaited
     | EventAwaitCancelled
     | EventRefused
+    | EventAccepted
     | EventReplied
     | SessionWatched
     | SessionReleased

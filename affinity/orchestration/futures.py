@@ -11,6 +11,7 @@ from affinity import errors
 from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
+from affinity.orchestration.inbox import Arrival
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import CommandFuture, Scheduler
 from affinity.orchestration.typed import Event, ReceivedEvent
@@ -19,6 +20,9 @@ from affinity.orchestration.waits import MOVED, SessionMoved, moved_name
 T = TypeVar("T")
 D = TypeVar("D")
 R = TypeVar("R")
+
+_REPLAYED: Final = object()
+"""In place of the type that has refused an event: it is not recorded."""
 
 _ACTIVITY_ERRORS: Final[dict[ev.ActivityFailureKind, type[errors.ActivityError]]] = {
     "failed": errors.ActivityFailed,
@@ -254,19 +258,42 @@ class EventFuture(CommandFuture[T]):
         self._scheduler.inbox.read(self)
         return super().result()
 
-    def accepts(self, data: str) -> bool:
-        """Whether an event of this name fits the type of the wait; a mismatch is recorded. In replay the recorded
-        decision is used, whatever the type is now.
+    def accepts(self, arrival: Arrival) -> bool:
+        """Whether an event of this name fits the type of the wait. In replay the recorded decision is used, whatever
+        the type is now. Recorded are the first refusal of an event, and that a wait accepts an event behind it.
         """
+        return self._accepts_refused(arrival) if arrival.refusals else self._accepts_first(arrival)
+
+    def _accepts_first(self, arrival: Arrival) -> bool:
         history = self._scheduler.history
-        error = self._recorded_mismatch() if history.replaying else self._mismatch(data)
+        error = self._recorded_mismatch() if history.replaying else self._mismatch(arrival.data)
         if error is None:
             return True
         history.record_command(ev.EventRefused(self.schedule_id, self.name, error))
+        arrival.refusals.append(_REPLAYED if history.replaying else self._declared)
         self._scheduler.logger.warning(
             "event %r does not fit the type of the wait and stays unread: %s", self.name, error
         )
         return False
+
+    def _accepts_refused(self, arrival: Arrival) -> bool:
+        history = self._scheduler.history
+        accepted = ev.EventAccepted(self.schedule_id, self.name, arrival.order)
+        if history.replaying:
+            if history.next_recorded != accepted:
+                return False
+        elif self._declared in arrival.refusals:
+            return False
+        elif self._mismatch(arrival.data) is not None:
+            arrival.refusals.append(self._declared)
+            return False
+        history.record_command(accepted)
+        return True
+
+    @property
+    def _declared(self) -> object:
+        """The type of the wait."""
+        return Any if self._codec is None else self._codec.declared
 
     def _recorded_mismatch(self) -> str | None:
         recorded = self._scheduler.history.next_recorded

@@ -40,6 +40,7 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.EventAwaited: lambda event: (event.name, _held(event)),
     ev.EventAwaitCancelled: attrgetter("schedule_id"),
     ev.EventRefused: attrgetter("schedule_id"),
+    ev.EventAccepted: attrgetter("schedule_id", "number"),
     ev.EventReplied: attrgetter("key"),
     ev.SessionWatched: attrgetter("session_id"),
     ev.SessionReleased: attrgetter("session_id"),

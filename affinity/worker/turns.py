@@ -72,7 +72,9 @@ class TurnPlacement:
 ANY_WORK: Final = TurnPlacement()
 
 _WITHOUT_ROWS: Final = (
-    ev.INPUTS | ev.OUTCOMES | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.GuidCreated, ev.TimeRead}
+    ev.INPUTS
+    | ev.OUTCOMES
+    | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.EventAccepted, ev.GuidCreated, ev.TimeRead}
 )
 """Events that a turn writes into the history only."""
 

@@ -110,7 +110,7 @@ def test_a_key_survives_the_buffer_a_lost_race_and_continue_as_new() -> None:
 def test_data_that_does_not_fit_waits_with_its_key() -> None:
     async def later(ctx: OrchestrationContext) -> Any:
         await ctx.schedule_wait(Ask)
-        received = await ctx.schedule_wait(Event("ask"))
+        received = await ctx.schedule_wait(Event("ask", str))
         received.reply(received.data)
         ctx.continue_as_new()
 

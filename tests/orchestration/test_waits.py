@@ -103,6 +103,75 @@ def test_data_that_one_wait_refuses_another_may_take() -> None:
     assert live.outcome == ev.OrchestrationCompleted('[7,["a"]]')
 
 
+async def int_then_text(ctx: OrchestrationContext) -> list[Any]:
+    return [await ctx.schedule_wait("e", int), await ctx.schedule_wait("e", str)]
+
+
+async def int_then_any(ctx: OrchestrationContext) -> list[Any]:
+    return [await ctx.schedule_wait("e", int), await ctx.schedule_wait("e")]
+
+
+async def both_at_once(ctx: OrchestrationContext) -> list[Any]:
+    return list(await ctx.gather(ctx.schedule_wait("e", int), ctx.schedule_wait("e", str)))
+
+
+async def a_third_type(ctx: OrchestrationContext) -> list[Any]:
+    first = await ctx.schedule_wait("e", int)
+    won = await ctx.select(ctx.schedule_wait("e", list[int]), ctx.schedule_timer(1))
+    return [first, won.index and await ctx.schedule_wait("e", str)]
+
+
+async def after_a_cancelled_wait(ctx: OrchestrationContext) -> list[Any]:
+    first = await ctx.schedule_wait("e", int)
+    taken = ctx.schedule_wait("e", str)
+    await ctx.new_guid()
+    taken.cancel()  # it has received the event, and no code has read it
+    return [first, await ctx.schedule_wait("e", str)]
+
+
+@pytest.mark.parametrize("main", [int_then_text, int_then_any, both_at_once, a_third_type, after_a_cancelled_wait])
+@pytest.mark.parametrize("when", ["buffered", "arriving", "carried"])
+def test_an_event_reaches_the_wait_that_it_fits(main: Any, when: str) -> None:
+    """Whichever waits have refused it before."""
+    live = Live(main)
+    if when == "buffered":
+        live.feed(*raised('"x"'))
+    live.start(carried=(ev.CarriedEvent("e", '"x"'),) if when == "carried" else ())
+    if when == "arriving":
+        live.feed(*raised('"x"'))
+    live.feed(*raised(3))
+    if main is a_third_type:
+        (timer,) = [i for i, event in enumerate(live.history, 1) if isinstance(event, ev.TimerCreated)]
+        live.feed(ev.TimerFired(timer))
+    assert live.outcome == ev.OrchestrationCompleted('[3,"x"]')
+    assert sum(isinstance(event, ev.EventRefused) for event in live.history) == 1
+
+
+def test_refused_events_are_received_in_order() -> None:
+    async def main(ctx: OrchestrationContext) -> list[Any]:
+        await ctx.schedule_wait("e", int)
+        return [await ctx.schedule_wait("e", str) for _ in range(3)]
+
+    live = run(main, *raised('"a"', "[]", '"b"', 1, '"c"'))
+    assert live.outcome == ev.OrchestrationCompleted('["a","b","c"]')
+
+
+def test_replay_offers_a_refused_event_to_no_wait_that_has_not_received_it() -> None:
+    """The waits of another release may take it."""
+
+    async def main(ctx: OrchestrationContext) -> list[Any]:
+        return [await ctx.schedule_wait("e", int), await ctx.schedule_wait("e", list[int])]
+
+    async def takes_anything(ctx: OrchestrationContext) -> list[Any]:
+        return [await ctx.schedule_wait("e"), await ctx.schedule_wait("e"), await ctx.schedule_wait("e")]
+
+    live = run(main, *raised('"x"', 1))
+    execution = Execution(define(takes_anything), "i", 1)
+    execution.replay(through_json(live.history))
+    step = live.advance(execution, *raised("[2]"))
+    assert step.outcome == ev.OrchestrationCompleted('[1,[2],"x"]')
+
+
 def test_replay_follows_the_record_whatever_the_type_is_by_now() -> None:
     """A release that takes what the one before refused, or the other way round, must not change what has happened."""
     live = run(counts, *raised('"no"', 1))

@@ -53,6 +53,7 @@ SAMPLES: list[ev.Event] = [
     ev.EventRaised("message", '"x"'),
     ev.EventAwaitCancelled(5),
     ev.EventRefused(5, "e", "must be int"),
+    ev.EventAccepted(7, "e", -1),
     ev.ExecutionReset((ev.Ancestor(1, 5), ev.Ancestor(2, 7))),
     ev.SubOrchestrationScheduled("child", None, "i/1:5", "null"),
     ev.SubOrchestrationScheduled("child", "2.0.0", "i/1:5", "null"),
