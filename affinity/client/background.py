@@ -181,7 +181,9 @@ class ClientBase(AsyncBlock):
             self._loop = asyncio.get_running_loop()
             self._opened = self._given
             if self._opened is None:
-                self._opened = await open_provider(self._url, application_name="affinity client", one_connection=True)
+                self._opened = await open_provider(
+                    self._url, application_name="affinity client", one_connection=True, as_client=True
+                )
                 stack.push_async_callback(self._opened.aclose)
             self._hints = HintSender(self._opened)
             self._waiters = Waiters(partial(_look_up, self._opened))

@@ -522,6 +522,10 @@ _NO_OUTPUT: Final = {
 """Beginnings of the kinds that no handler appends: who writes them, and what to use."""
 
 _NO_INPUT: Final = ("conversation.", "span.", "child.", "run.", "call.", "agent.")
+_OWN_EVENT_IDS: Final = re.compile(r"(delegation|interrupt|conversation\.status_changed|(child|run|call)\.ended)/")
+"""How event ids begin that conversations give to what they send each other: under one of these a client's event would
+take the place of that.
+"""
 _META: Final = ',"_":{'
 
 
@@ -674,8 +678,8 @@ def check_input(event: JournalEvent, event_id: str | None = None, refusal: type[
         raise refusal(f"{event!r:.80} is no event: send one, such as UserMessage(text)")
     if event.kind.startswith(_NO_INPUT):
         raise refusal(f"an event of kind {event.kind!r} is written by wakes only")
-    if event_id is not None:
-        check_id(event_id, "event id")
+    if event_id is not None and _OWN_EVENT_IDS.match(check_id(event_id, "event id")):
+        raise InvalidId(f"event id {event_id!r} is one of those that conversations give themselves: choose another")
 
 
 def check_output(event: JournalEvent, types: EventTypes) -> None:

@@ -18,6 +18,7 @@ async def open_provider(
     application_name: str = "affinity",
     timeline: Timeline | None = None,
     one_connection: bool = False,
+    as_client: bool = False,
     probe_after: float = PROBE_AFTER,
 ) -> Provider:
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
@@ -29,6 +30,8 @@ async def open_provider(
             that this names, or that it finds first.
         one_connection: all calls share one connection to PostgreSQL, and wait for each other there. By default there
             are up to three, for the loop of a worker.
+        as_client: PostgreSQL checks that what is started, sent and appended is what a client may say. That needs the
+            rights of a client; without it these calls need the rights of a worker.
         probe_after: seconds without a byte from PostgreSQL after which a short call is asked about on a new connection.
             If the server answers there, and does not work on the call, the call raises `ConnectionLost`.
 
@@ -51,6 +54,7 @@ async def open_provider(
         application_name=application_name,
         timeline=timeline,
         one_connection=one_connection,
+        as_client=as_client,
         probe_after=probe_after,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
@@ -15,7 +15,6 @@ from affinity.provider.postgres import PostgresProvider
 from tests.provider import warm
 
 if TYPE_CHECKING:
-    from affinity.journal import JournalCreation
     from affinity.provider.contract import Provider
     from affinity.provider.timeline import Timeline
 
@@ -37,16 +36,18 @@ BEGIN
 END $do$"""
 
 CLIENT_VERBS: Final = frozenset({
-    "create_instance", "send_message", "get_instance",
+    "get_instance",
     "get_replies", "list_instances", "read_history", "list_sessions",
     "list_workers", "desired_workers", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances",
     "sample_waiting_work", "notify_workers",
-    "append_journal", "read_journal", "get_wakes", "list_journals", "get_pending",
+    "read_journal", "get_wakes", "list_journals", "get_pending",
     "notify_journals", "get_lineage", "describe_journal", "list_requests",
     "write_audit", "list_audit",
 })  # fmt: skip
-"""The verbs that `affinity.Client` needs to start, raise, cancel and read."""
+"""The verbs that `affinity.Client` needs to read and describe. What it starts and sends must be what a client may say
+(`tests/provider/test_client_rights.py`), and the conformance suite sends opaque texts.
+"""
 
 OWNER_VERBS: Final = frozenset({"set_quotas"})
 
@@ -77,11 +78,6 @@ class RoleProvider:
     async def aclose(self) -> None:
         for provider in self._opened.values():
             await provider.aclose()
-
-    async def create_journals(self, creations: Sequence[JournalCreation]) -> Any:
-        """Only workers write states."""
-        role = WORKER if any(creation.state is not None for creation in creations) else CLIENT
-        return await self._call(role, "create_journals", creations)
 
     def __getattr__(self, name: str) -> Any:
         if name in CLIENT_VERBS:

@@ -22,9 +22,11 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, Conversations, OrchestrationContext, RuntimeOptions, UserMessage, Worker
 from affinity.cli import main
-from affinity.client import Client
+from affinity.client import Client, Start, requests
 from affinity.console import create
+from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
+from affinity.journal import JournalCreation
 from affinity.provider import change_rights, migrate, open_provider
 from affinity.provider.contract import (
     FINISHED,
@@ -149,8 +151,8 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
 
 async def test_a_client_does_nothing_else(url: str) -> None:
     """Each other verb is refused with a typed error, and writes nothing."""
-    async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
-        assert await client.create_instance([new_instance("i")]) == [True]
+    async with aclosing(await open_provider(as_role(url, CLIENT), as_client=True)) as client:
+        assert await client.create_instance([requests.new_instance(Start("flow", instance_id="i"))]) == [True]
         for name, verb in REFUSED.items():
             with pytest.raises(AccessDenied) as caught:
                 await verb(client)
@@ -253,22 +255,21 @@ WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text 
 
 
 async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
-    """A client has eleven, the documents name them, and no function looks for a name in the caller's temporary tables
+    """A client has ten, the documents name them, and no function looks for a name in the caller's temporary tables
     first: triggers run within them with the owner's rights.
     """
     assert url
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
     assert allowed == {
-        "create_instances",
-        "restart_instances",
-        "send_messages",
-        "send_keyed_messages",
-        "append_input",
-        "append_journals",
-        "create_journal_for_client",
+        "client_append_input",
+        "client_append_journals",
+        "client_create_instances",
+        "client_create_journal",
+        "client_restart_instances",
+        "client_send_messages",
+        "client_write_schedules",
         "describe_journal",
         "read_timeline",
-        "write_schedules",
         "write_audit",
     }
     (row,) = [line for line in DATABASES.read_text().splitlines() if line.startswith("| client |")]
@@ -306,17 +307,26 @@ async def test_only_a_worker_begins_a_timeline_for_a_number(url: str, admin: psy
         assert connection.execute(ADVANCED, begun).fetchone() != begun
 
 
+def _plain(name: str) -> JournalCreation:
+    """A conversation that a client creates without an input."""
+    return JournalCreation(
+        session_id=name, kind="support", start=start_of("support"), lineage=None, operator="", message=WAKE_MESSAGE
+    )
+
+
 async def test_a_client_writes_no_state(url: str, admin: psycopg.Connection[Any]) -> None:
     """Neither by calling the function itself, nor with a conversation that it makes; a worker does."""
     creation = replace(creation_of("j", lineage="import"), state=state("j", labels={"resource:box": "of another"}))
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as connection:
-        for function in ("create_journal_for_client", "create_journal"):
+        for function in ("client_create_journal", "create_journal"):
             with pytest.raises(InsufficientPrivilege):
                 connection.execute(f"SELECT {function}(%s)", [json.dumps(creation_document(creation))])
-    async with aclosing(await open_provider(as_role(url, CLIENT))) as client:
+    async with aclosing(await open_provider(as_role(url, CLIENT), as_client=True)) as client:
         with pytest.raises(AccessDenied, match="--grant-worker"):
             await client.create_journals([creation])
-        assert (await client.create_journals([creation_of("plain", lineage="import")]))[0].outcome == "created"
+        with pytest.raises(AccessDenied, match="--grant-worker"):  # with words of the agent
+            await client.create_journals([creation_of("plain", lineage="import")])
+        assert (await client.create_journals([_plain("plain")]))[0].outcome == "created"
     assert admin.execute("SELECT session_id FROM session_states").fetchall() == []
     async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
         assert (await worker.create_journals([creation]))[0].outcome == "created"
@@ -340,9 +350,9 @@ async def test_a_client_makes_no_journal_beyond_the_quotas(url: str) -> None:
     async with aclosing(await open_provider(url)) as provider:
         await provider.set_quotas(Quotas(instances=1))
         assert await provider.create_instance([new_instance("i")]) == [True]
-    document = {**creation_document(creation_of("j", lineage="import")), "of_wake": True}
+    document = {**creation_document(_plain("j")), "of_wake": True}
     with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client:
-        made = client.execute("SELECT outcome FROM create_journal_for_client(%s)", [json.dumps(document)])
+        made = client.execute("SELECT outcome FROM client_create_journal(%s)", [json.dumps(document)])
         assert made.fetchone() == ("over_quota",)
 
 
@@ -352,8 +362,8 @@ async def test_what_a_client_makes_for_itself_deceives_no_function(url: str, adm
         client.execute("CREATE TEMP TABLE instances (LIKE affinity.instances INCLUDING DEFAULTS)")
         client.execute("CREATE TEMP TABLE quotas (instances bigint, unread_events bigint, instance_bytes bigint)")
         client.execute(
-            "SELECT affinity.create_instances('{i}', '{b}', '{flow}', '{NULL}', '{s}', '{NULL}', '{NULL}', '{0}',"
-            " '{NULL}', '{NULL}', '{NULL}')"
+            "SELECT affinity.client_create_instances('{i}', '{b}', '{flow}', '{NULL}', ARRAY[%s], '{0}', '{NULL}')",
+            [requests.new_instance(Start("flow")).start],
         )
         assert client.execute("SELECT count(*) FROM pg_temp.instances").fetchone() == (0,)
     assert admin.execute("SELECT instance_id FROM instances").fetchall() == [("i",)]

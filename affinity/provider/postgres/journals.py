@@ -113,10 +113,11 @@ async def append_journal(
         return []
     behind = hint_statement(db.connections.target, notify or {})
     if len(appends) == 1 and (params := _input_params(appends[0])):
-        (row,) = await _run_append(db, _SQL["append_input"], params, behind)
+        statement = _SQL["client_append_input" if db.as_client else "append_input"]
+        (row,) = await _run_append(db, statement, params, behind)
         return await refuse_other_events(partial(read_journal, db), appends, [_appended(appends[0], row)])
     params = append_params(appends)
-    statement = f"{_SQL['append']} FROM {append_call(tuple(params))}"
+    statement = f"{_SQL['append']} FROM {_append_call(params, as_client=db.as_client and not _has_more(appends))}"
     ((*columns,),) = await _run_append(db, statement, params, behind)
     holders = columns.pop() or [None] * len(appends)
     outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
@@ -259,9 +260,23 @@ def append_params(appends: Sequence[JournalAppend]) -> Params:
     return params
 
 
-def append_call(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``append_journals`` with these arguments; the others are NULL."""
-    return call_of("append_journals", names)
+_OF_WAKES: Final = frozenset({"wake", "answer_wake", "sender", "start_parent"})
+"""Arguments that are NULL for clients."""
+
+
+def _has_more(appends: Sequence[JournalAppend]) -> bool:
+    """Whether an append has an argument that is not for clients."""
+    wakes = [one.entry.wake_id for one in appends if one.entry is not None]
+    wakes += [one.answers.wake_id for one in appends if one.answers is not None]
+    wakes += [one.start.parent for one in appends if one.start is not None]
+    return any(name is not None for name in (*wakes, *[one.sender for one in appends]))
+
+
+def _append_call(params: Params, *, as_client: bool) -> LiteralString:
+    """The call with these arguments; the others are NULL."""
+    if not as_client:
+        return call_of("append_journals", tuple(params))
+    return call_of("client_append_journals", tuple(name for name in params if name not in _OF_WAKES))
 
 
 @cache

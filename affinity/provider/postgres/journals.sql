@@ -5,6 +5,10 @@ SELECT places, outcomes, seqs, journal_ids, created, unparked, holders
 SELECT outcome, seq, journal, false, unparked, holder
 FROM append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
 
+-- client_append_input: the same, for clients
+SELECT outcome, seq, journal, false, unparked, holder
+FROM client_append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
+
 -- pending: what the next wake of each session has to do; a row for each input, or one
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
     CASE WHEN p.place = 1 THEN (

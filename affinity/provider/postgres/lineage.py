@@ -20,15 +20,15 @@ _SQL: Final = load_statements(__package__, "lineage.sql")
 
 async def create_journals(db: Database, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
     documents = [json.dumps(creation_document(creation), ensure_ascii=False) for creation in creations]
-    gives_state = any(creation.state is not None for creation in creations)
-    statement = _SQL["create_with_state" if gives_state else "create"]
+    is_more = any(creation.state is not None or creation.lineage == "import" for creation in creations)
+    statement = _SQL["client_create" if db.as_client and not is_more else "create"]
     try:
         rows = await db.connections.rows.run(statement, {"creation": Texts(documents)})
     except AccessDenied as error:
-        if not gives_state:
+        if not is_more:
             raise
         raise AccessDenied(
-            "PostgreSQL: a client's role may not make a session with a state that is not copied: "
+            "PostgreSQL: a client's role may not import, or make a session with a state that is not copied: "
             "use a role with `affinity migrate --grant-worker`",
             error.code,
         ) from error
@@ -41,7 +41,7 @@ async def get_lineage(db: Database, session_id: str) -> Sequence[JournalLineage]
 
 
 def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
-    """A creation as ``create_journal`` takes it, and, without a state, ``create_journal_for_client``."""
+    """A creation as ``create_journal`` takes it, and, without a state, ``client_create_journal``."""
     start, base, merged = creation.start, creation.base, creation.merged
     return {
         "session_id": creation.session_id,

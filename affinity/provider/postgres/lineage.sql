@@ -1,9 +1,9 @@
--- create: journals from others, one after the other
+-- client_create: journals from others, one after the other, for clients
 SELECT r.outcome, r.created_id, r.created_seq
-FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal_for_client(b.creation::jsonb) AS r
+FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL client_create_journal(b.creation::jsonb) AS r
 ORDER BY b.n
 
--- create_with_state: the same, with the right to write states of sessions
+-- create: the same, with states of sessions and with what wakes have written
 SELECT r.outcome, r.created_id, r.created_seq
 FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal(b.creation::jsonb) AS r
 ORDER BY b.n

@@ -16,14 +16,18 @@ _SQL: Final = load_statements(__package__, "messages.sql")
 
 
 async def create_instance(db: Database, instances: Sequence[NewInstance]) -> Sequence[bool]:
-    return await _started(db, "create", instance_columns(instances), len(instances)) if instances else []
+    if not instances:
+        return []
+    has_parents = any(new.parent_id is not None for new in instances)
+    statement = "client_create" if db.as_client and not has_parents else "create"
+    return await _started(db, statement, instance_columns(instances), len(instances))
 
 
 async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequence[bool]:
     if not restarts:
         return []
     params = instance_columns([each.new for each in restarts]) | {"ended": Texts(each.ended for each in restarts)}
-    return await _started(db, "restart", params, len(restarts))
+    return await _started(db, "client_restart" if db.as_client else "restart", params, len(restarts))
 
 
 def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
@@ -63,10 +67,11 @@ async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence
     if not messages:
         return []
     params = message_columns(messages) | {"unread_limit": Ints([message.unread_limit for message in messages])}
-    statement = _SQL["send"]
-    if any(message.key is not None for message in messages):
+    has_keys = any(message.key is not None for message in messages)
+    is_plain = not any(message.delay or message.timer for message in messages)
+    statement = _SQL["client_send" if db.as_client and is_plain else "send_keyed" if has_keys else "send"]
+    if has_keys or db.as_client:
         params["key"] = Texts([message.key for message in messages])
-        statement = _SQL["send_keyed"]
     deliveries: list[Delivery] = ["unknown"] * len(messages)
     for n, delivery in await db.connections.quick.run(statement, params):
         deliveries[n - 1] = delivery

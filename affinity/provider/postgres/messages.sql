@@ -13,3 +13,15 @@ SELECT n, delivery FROM send_messages(%(message_instance)s, %(message_generation
 -- send_keyed: messages, some with a key
 SELECT n, delivery FROM send_keyed_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s,
     %(message_execution)s, %(message_timer)s, %(unread_limit)s, %(key)s)
+
+-- client_create: the same as create, for clients
+SELECT n, quota, allowed FROM client_create_instances(%(instance)s, %(generation)s, %(name)s, %(version)s, %(start)s, %(delay)s,
+    %(session)s)
+
+-- client_restart: the same as restart, for clients
+SELECT n, quota, allowed FROM client_restart_instances(%(instance)s, %(ended)s, %(generation)s, %(name)s, %(version)s,
+    %(start)s, %(session)s)
+
+-- client_send: the same as send and send_keyed, for clients
+SELECT n, delivery FROM client_send_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(unread_limit)s,
+    %(key)s)

@@ -17,8 +17,9 @@ from affinity.provider.postgres.driver.wire import Params, Row
 class Database:
     """Connections, and tokens for locks. Every operation of the provider is a function of it and of its arguments."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
         self.connections: Connections = connections
+        self.as_client = as_client  # writes go through the functions for clients, which check what they are given
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 

@@ -80,8 +80,8 @@ class PostgresProvider(Database):
       PostgreSQL checks it again, with the row and the time as they are then.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        super().__init__(connections)
+    def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
+        super().__init__(connections, as_client=as_client)
         self.states: SessionStore = PostgresSessionStore(connections)
 
     @classmethod
@@ -92,6 +92,7 @@ class PostgresProvider(Database):
         application_name: str = "affinity",
         timeline: Timeline | None = None,
         one_connection: bool = False,
+        as_client: bool = False,
         probe_after: float = PROBE_AFTER,
     ) -> PostgresProvider:
         """Connect to a migrated database.
@@ -101,6 +102,7 @@ class PostgresProvider(Database):
             application_name: shown in ``pg_stat_activity``; of several connections with the role of each.
             timeline: see `affinity.provider.open_provider`; each connection compares it, and each renewal.
             one_connection: see `affinity.provider.open_provider`.
+            as_client: see `affinity.provider.open_provider`.
             probe_after: see `affinity.provider.open_provider`.
 
         Raises:
@@ -119,7 +121,7 @@ class PostgresProvider(Database):
         except BaseException:
             await connections.aclose()
             raise
-        return cls(connections)
+        return cls(connections, as_client=as_client)
 
     @classmethod
     async def migrate(cls, url: str, progress: Progress = log_progress) -> tuple[int, int]:

@@ -4,10 +4,11 @@
 by default, which is EXECUTE on every function, and gives each role of the table ``granted_roles`` its rights again.
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
-restarts ended ones, sends messages, appends to journals and creates journals from others. These functions take no state
-of a session. A reader has the rights of a client but for these functions. A worker changes rows of all tables but the
-ones that describe the schema and the rights. An autoscaler reads the view ``desired_workers`` and the numbers of the
-migrations.
+restarts ended ones, raises events, asks instances to cancel, appends inputs to journals, creates journals from others
+and writes schedules. These functions check all that they are given, in the database: a right to call one is a right to
+say what a client may say, and no more (``schema/12_clients.sql``). A reader has the rights of a client but for these
+functions. A worker changes rows of all tables but the ones that describe the schema and the rights. An autoscaler reads
+the view ``desired_workers`` and the numbers of the migrations.
 """
 
 from __future__ import annotations
@@ -91,11 +92,11 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("SEQUENCE", "epochs orchestrator_queue_id_seq", worker="USAGE, SELECT"),
     # The view `desired_workers` calls it with the rights of its reader.
     Rights("FUNCTION", "clock", client=_RUN, worker=_RUN, scaler=_RUN),
-    # What a client writes with. Each runs with the owner's rights, and takes no state of a session.
+    # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
     Rights(
         "FUNCTION",
-        "create_instances restart_instances send_messages send_keyed_messages append_input append_journals"
-        " create_journal_for_client describe_journal write_schedules",
+        "client_append_input client_append_journals client_create_instances client_create_journal"
+        " client_restart_instances client_send_messages client_write_schedules describe_journal",
         client=_RUN,
         worker=_RUN,
         reader="",
@@ -110,11 +111,12 @@ RIGHTS: Final[Sequence[Rights]] = (
         worker=_RUN,
     ),
     # With the owner's rights: a timeline begins for the number that a worker gives.
-    Rights("FUNCTION", "establish_timeline create_journal", worker=_RUN),
+    Rights("FUNCTION", "establish_timeline", worker=_RUN),
     Rights(
         "FUNCTION",
-        "add_instances bounce_journals commit_turn commit_turns consume_messages create_journals"
-        " creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
+        "add_instances append_input append_journals bounce_journals commit_turn commit_turns consume_messages"
+        " create_instances create_journal create_journals restart_instances send_keyed_messages send_messages"
+        " write_schedules creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
         " find_inherited_event free_items holds_session instance_bytes is_outdated keeps_session latest_hold"
         " lock_order lower_worker_has_room measure_instances park_items passes_fence places_in_order"
         " prune_journals refuse release_busy release_sessions reply_messages reset_instance restrict_items"
@@ -123,6 +125,11 @@ RIGHTS: Final[Sequence[Rights]] = (
     ),
     # The owner's alone. Triggers run for each role that changes the row.
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
+    Rights(
+        "FUNCTION",
+        "check_client_description check_client_entry check_client_ids check_client_messages check_client_starts"
+        " deny_client has_fields is_dead_letter is_kind_of_wakes read_client_json read_client_message",
+    ),
     Rights(
         "FUNCTION",
         "count_instances delete_journal_of_record keep_watched_session move_status"

@@ -29,7 +29,9 @@ async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequ
         "of": Ints(n for n, _ in starts),
         **instance_columns([new for _, new in starts]),
     }
-    return created_of(await db.connections.misc.run(_SQL["write"], params), len(writes))
+    return created_of(
+        await db.connections.misc.run(_SQL["client_write" if db.as_client else "write"], params), len(writes)
+    )
 
 
 async def get_due_schedules(db: Database, limit: int) -> DueSchedules:

@@ -2,6 +2,10 @@
 SELECT n, quota, allowed FROM write_schedules(%(rows)s, %(of)s, %(instance)s, %(generation)s, %(name)s, %(version)s,
     %(start)s, %(delay)s, %(session)s)
 
+-- client_write: the same, for clients
+SELECT n, quota, allowed FROM client_write_schedules(%(rows)s, %(of)s, %(instance)s, %(generation)s, %(name)s, %(version)s,
+    %(start)s, %(delay)s, %(session)s)
+
 -- next: the time, and seconds until a schedule is due
 SELECT clock(), next_schedule()
 

@@ -118,7 +118,7 @@ class Env(AsyncBlock):
             self._database = await self._create_database()
             stack.push_async_callback(self._database.aclose)
             self.started = self.now()
-            self._own = await self._database.open(one_connection=True)
+            self._own = await self._database.open(one_connection=True, as_client=True)
             stack.push_async_callback(self._own.aclose)
             stack.push_async_callback(self._leave_workers)
             stack.push_async_callback(self._end_crashes)

@@ -77,9 +77,15 @@ class PostgresDatabase:
     def now(self) -> float:
         return self._time
 
-    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+    async def open(
+        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
+    ) -> Provider:
         return await PostgresProvider.open(
-            self.url, application_name="affinity env", timeline=timeline, one_connection=one_connection
+            self.url,
+            application_name="affinity env",
+            timeline=timeline,
+            one_connection=one_connection,
+            as_client=as_client,
         )
 
     async def next_due(self, waiting: Waiting) -> float | None:

@@ -88,7 +88,9 @@ class SqliteDatabase:
     def now(self) -> float:
         return self._clock.now()
 
-    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+    async def open(
+        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
+    ) -> Provider:
         return await SqliteProvider.open(self._path, clock=self._clock, timeline=timeline)
 
     async def next_due(self, waiting: Waiting) -> float | None:

@@ -38,7 +38,9 @@ class EnvDatabase(Protocol):
         """Its time in Unix seconds."""
         ...
 
-    async def open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
+    async def open(
+        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
+    ) -> Provider:
         """A new provider on it."""
         ...
 

@@ -37,15 +37,12 @@ BEGIN
     SELECT o.n FROM outcome o WHERE o.is_new;
 END $$;
 
--- The writes of a client, with the rights of the role that migrated: a client needs none to any table for them, and writes
--- nothing else.
-
 -- Creates instances as `add_instances`; or, when a quota refuses the batch, none, and returns one row that names it.
 CREATE FUNCTION create_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
     _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
     _session text[] = NULL, _only bigint[] = NULL
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     most quotas;
     added bigint;
@@ -75,7 +72,7 @@ END $$;
 -- ended; or, when a quota refuses the batch, one row that names it.
 CREATE FUNCTION restart_instances(
     _instance text[], _ended text[], _generation text[], _name text[], _version text[], _start text[], _session text[]
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     most bigint;
 BEGIN
@@ -134,7 +131,7 @@ END $$;
 CREATE FUNCTION send_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
     _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL, _only bigint[] = NULL
-) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     most quotas;
@@ -180,7 +177,7 @@ END $$;
 CREATE FUNCTION send_keyed_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
     _unread_limit bigint[], _key text[]
-) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet

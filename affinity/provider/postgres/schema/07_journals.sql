@@ -326,11 +326,11 @@ CREATE FUNCTION creations_fit(_creations text, _home text, _home_epoch bigint) R
             WHERE coalesce(creation_refusal(b.creation), 'repeated') <> 'repeated')
 $$;
 
--- Creates a journal from others: see `JournalCreation`. With the rights of the role that migrated.
+-- Creates a journal from others: see `JournalCreation`.
 --
 -- Rows are locked in the order of all verbs: instances, sessions, session_states, journals.
 CREATE FUNCTION create_journal(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
     _session text := _creation ->> 'session_id';
     _id bigint := (_creation ->> 'journal_id')::bigint;
@@ -474,16 +474,6 @@ BEGIN
     outcome := 'created';
 END $$;
 
--- The same for clients: the quotas apply, and the state of a session is copied from another one, or there is none.
-CREATE FUNCTION create_journal_for_client(_creation jsonb, OUT outcome text, OUT created_id bigint, OUT created_seq bigint)
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    IF _creation ? 'state' THEN
-        RAISE insufficient_privilege USING MESSAGE = 'create_journal_for_client takes no state';
-    END IF;
-    SELECT b.* INTO outcome, created_id, created_seq FROM create_journal(_creation - 'of_wake') b;
-END $$;
-
 -- Creates the journals that wakes create, behind what these wakes have added to their journals, which are in the same order;
 -- see `JournalWrite`. With `_only`, journals of other writes are left out.
 CREATE FUNCTION create_journals(_creations text[], _home text[], _home_epoch bigint[], _only bigint[] = NULL) RETURNS void
@@ -579,18 +569,6 @@ BEGIN
     RETURN created;
 END $$;
 
--- Changes title, owner and labels of a journal, as far as `_changes` has them. False: the session has no journal of this kind.
-CREATE FUNCTION describe_journal(_session text, _kind text, _changes jsonb) RETURNS boolean
-LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-BEGIN
-    UPDATE journals j
-    SET title = CASE WHEN _changes ? 'title' THEN _changes ->> 'title' ELSE j.title END,
-        owner = CASE WHEN _changes ? 'owner' THEN _changes ->> 'owner' ELSE j.owner END,
-        labels = coalesce(_changes -> 'labels', j.labels), updated_at = clock()
-    WHERE j.session_id = _session AND j.kind = _kind;
-    RETURN FOUND;
-END $$;
-
 -- Appending.
 -- Queues the parked items of instances (NULL: none), and returns the holders of their sessions by position. The loop replaces a
 -- join of the queued items with the given instances, whose time would grow with the product of their numbers.
@@ -641,7 +619,7 @@ CREATE FUNCTION append_journals(
     _round bigint[] = NULL, _rounds bigint = 1, _only bigint[] = NULL, _journal bigint[] = NULL,
     OUT places bigint[], OUT outcomes text[], OUT seqs bigint[], OUT journal_ids bigint[], OUT created boolean[],
     OUT unparked boolean[], OUT holders text[]
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     most quotas;
     fresh bigint[];
@@ -779,7 +757,7 @@ END $$;
 CREATE FUNCTION append_input(
     _session text, _kind text, _entry_kind text, _entry text, _event text, _message text, _unread_limit bigint,
     OUT outcome text, OUT seq bigint, OUT journal bigint, OUT unparked boolean, OUT holder text
-) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) LANGUAGE plpgsql AS $$
 DECLARE
     base bigint;
     item parked_items;

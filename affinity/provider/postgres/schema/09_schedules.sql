@@ -41,11 +41,11 @@ $$;
 
 -- Writes schedules (rows of the table as JSON, times in Unix seconds, `n` counts them) and creates the instances that they
 -- start (`_of`: for which `n`), all or none for each. Returns the `n` of what was written; or, when a quota refuses the
--- instances, nothing is written, and one row names it. With the owner's rights: clients create schedules too.
+-- instances, nothing is written, and one row names it.
 CREATE FUNCTION write_schedules(
     _rows json, _of bigint[], _instance text[], _generation text[], _name text[], _version text[], _start text[],
     _delay float8[], _session text[]
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     known bigint[];
     refused record;
