@@ -523,6 +523,8 @@ class StreamPart:
     attempt: int  # greater with each attempt of this wake
     number: int  # from 1, in this attempt
     payload: str  # JSON
+    # Number of the first part since the attempt began, or since its last commit of a part of the wake.
+    first: int = 1
 
 
 @frozen(kw_only=True)
@@ -811,8 +813,8 @@ class JournalAccess(Protocol):
         """Append an entry immediately, as a client does; it has an event id, so that the call may be repeated."""
         ...
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
-        """Add provisional parts; not repeated."""
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
+        """Add provisional parts; not repeated. Returns the journals whose earlier parts the database has lost."""
         ...
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:

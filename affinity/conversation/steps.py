@@ -236,7 +236,7 @@ class WakeSteps:
         assert opening is not None
         if self._writing.creations:  # they begin with what the wake has processed
             return
-        if self._writing.has_additions:
+        if self._writing.has_entries:
             await stream.settle()
 
         async def commit(state: Any) -> None:

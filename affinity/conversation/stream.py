@@ -5,6 +5,9 @@ wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_s
 attempt that fails retracts them. The first part of a later attempt removes the parts of earlier attempts, which may
 have ended with their worker.
 
+A crash of the database may lose the parts. It adds none behind a gap, and the writer, which keeps the parts until they
+are committed, writes all of them again. So a reader sees each part, or that they are gone (`Retracted`) and then all.
+
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
 each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
 
@@ -22,7 +25,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -177,6 +180,8 @@ class StreamWriter:
         self._size = 0
         self._number = 0
         self._read = read
+        self._kept: list[StreamPart] = []  # that no commit has replaced yet
+        self._first = 1  # number of the first of them
         self._running: dict[str, str] = {}  # payloads of the calls of tools that run
         self._ended: list[str] = []  # payloads of ends of calls since the last committed part of the wake
         self._tool_size = 0
@@ -236,6 +241,16 @@ class StreamWriter:
         """Drop the unwritten values, which the entries of a part replace, and wait for calls that write parts."""
         self._values.clear()
         await self._streams.written(self)
+        self._kept, self._first = [], self._number + 1
+
+    def still_wanted(self, parts: Sequence[StreamPart]) -> list[StreamPart]:
+        """Those of these parts that no commit has replaced meanwhile."""
+        return [] if self.is_ended else [part for part in parts if part.first == self._first]
+
+    @property
+    def kept(self) -> Sequence[StreamPart]:
+        """All parts that no commit has replaced yet."""
+        return self._kept
 
     async def end(self) -> None:
         """Drop the unwritten values. Afterwards no part of this attempt is written: the commit may clear them."""
@@ -258,20 +273,23 @@ class StreamWriter:
                 continue
             self._number += 1
             is_first = self._number == 1 and self._read is not None
-            yield StreamPart(
+            part = StreamPart(
                 session_id=self.session_id,
                 journal_id=self.journal_id,
                 wake_id=self.wake_id,
                 attempt=self.attempt,
                 number=self._number,
                 payload=_with_read(payload, self._read) if is_first else payload,
+                first=self._first,
             )
+            self._kept.append(part)
+            yield part
 
 
 class StreamTarget(Protocol):
     """Where parts are written: a `JournalProvider`, or the `JournalAccess` of a worker."""
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None: ...
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]: ...
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None: ...
 
 
@@ -329,28 +347,33 @@ class Streams:
         finally:
             self._task = None
 
-    async def _write_lasting(self, parts: dict[StreamWriter, list[StreamPart]]) -> None:
-        """Write the parts, with as many attempts as it takes; parts of streams that end meanwhile are dropped."""
+    async def _write_lasting(self, parts: Mapping[StreamWriter, Sequence[StreamPart]]) -> None:
+        """Write the parts, with as many attempts as it takes; parts that are not wanted any more are dropped. When the
+        database has lost the parts before them, all are written.
+        """
         pauses = iter(PAUSES)
-        while parts := {writer: each for writer, each in parts.items() if each and not writer.is_ended}:
+        while parts := {writer: wanted for writer, each in parts.items() if (wanted := writer.still_wanted(each))}:
             try:
-                return await self._write(parts)
+                lost = await self._write(parts)
+                parts = {writer: writer.kept for writer in parts if writer.journal_id in lost}
             except ProviderError as error:
                 if not error.retryable:
                     return await self._write_singly(parts, error)
                 await asyncio.sleep(next(pauses, PAUSES[-1]))
 
-    async def _write(self, parts: dict[StreamWriter, list[StreamPart]]) -> None:
-        self._writing = set(parts)
+    async def _write(self, parts: Mapping[StreamWriter, Sequence[StreamPart]]) -> Collection[int]:
+        """Write the parts; returns the journals that have lost the ones before."""
+        self._writing, lost = set(parts), set[int]()
         try:
             for batch in batches([part for each in parts.values() for part in each], lambda part: len(part.payload)):
-                await self._provider.write_stream(batch)
+                lost.update(await self._provider.write_stream(batch))
+            return lost
         finally:
             self._writing = set()
             written, self._written = self._written, asyncio.Event()
             written.set()
 
-    async def _write_singly(self, parts: dict[StreamWriter, list[StreamPart]], error: ProviderError) -> None:
+    async def _write_singly(self, parts: Mapping[StreamWriter, Sequence[StreamPart]], error: ProviderError) -> None:
         """Find the stream that the database refuses, and end it: its later parts would leave a gap."""
         if len(parts) > 1:
             for writer, each in parts.items():

@@ -194,8 +194,12 @@ class WakeWriting:
     @property
     def has_additions(self) -> bool:
         """Whether a part would commit anything."""
-        added = (self.requests, self.revisits, self.appends, self.steps)
-        return len(self.entries) > len(self.held) or any(added)
+        return self.has_entries or any((self.requests, self.revisits, self.appends, self.steps))
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether a part would have entries: it removes the streamed parts."""
+        return len(self.entries) > len(self.held)
 
     def take_steps(self) -> JournalWrite:
         """The steps as a part, without anything else."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -125,9 +125,9 @@ class WorkerJournals:
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
         """Add provisional parts."""
-        await self._provider.write_stream(parts)
+        return await self._provider.write_stream(parts)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove provisional parts."""

@@ -37,7 +37,7 @@ class Journals:
     gate: anyio.Event | None = None  # calls wait for it, once they have been made
     delay: float = 0.0  # seconds that each call takes
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Sequence[int]:
         self.calls.append(list(parts))
         if self.gate is not None:
             await self.gate.wait()
@@ -47,6 +47,7 @@ class Journals:
             raise DataRefused("no")
         if self.failures:
             raise self.failures.pop(0)
+        return []
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         self.retracted.append((wake_id, attempt))

@@ -96,9 +96,13 @@ class JournalProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
         """Add provisional parts. Parts of other wakes of the journal, and of lower attempts, are removed. Subscribers
-        are notified. Parts need not survive a crash of the database.
+        are notified. Parts need not survive a crash of the database: if it has none of an attempt, and the parts do not
+        begin with `StreamPart.first`, they are not added, so that no reader sees a gap.
+
+        Returns:
+            The ids of the journals whose parts were not added for that reason: write all from ``first`` on again.
 
         These parts are ignored:
 

@@ -37,20 +37,22 @@ _MAX_WATCHED: Final = 10_000
 """Session ids that wait for one subscriber; beyond, it is notified that any journal may have changed."""
 
 
-async def write_stream(db: Database, parts: Sequence[StreamPart]) -> None:
+async def write_stream(db: Database, parts: Sequence[StreamPart]) -> Collection[int]:
     if not parts:
-        return
+        return ()
     params = {
         "session": Texts(part.session_id for part in parts),
         "journal": Ints(part.journal_id for part in parts),
         "wake": Texts(part.wake_id for part in parts),
         "attempt": Ints(part.attempt for part in parts),
         "number": Ints(part.number for part in parts),
+        "first": Ints(part.first for part in parts),
         "payload": Texts(part.payload for part in parts),
         "channel": _channel(db.connections.target),
         "notices": Texts(_notices(dict.fromkeys(part.session_id for part in parts), is_minor=True)),
     }
-    await db.connections.quick.run(_SQL["write"], params)
+    rows = await db.connections.quick.run(_SQL["write"], params)
+    return [journal_id for journal_id, _ in rows if journal_id is not None]
 
 
 async def retract_stream(db: Database, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:

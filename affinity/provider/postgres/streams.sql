@@ -1,11 +1,13 @@
--- write: provisional parts; of each journal only parts of one attempt of one wake, the last that the batch names
+-- write: provisional parts; of each journal only parts of one attempt of one wake, the last that the batch names. Returns
+-- the journals whose parts are not added, since those before them are lost.
 WITH part AS MATERIALIZED (
     SELECT p.*, last_value(p.wake_id) OVER (PARTITION BY p.journal_id ORDER BY p.n ROWS BETWEEN UNBOUNDED PRECEDING
             AND UNBOUNDED FOLLOWING) AS last_wake,
-        max(p.attempt) OVER (PARTITION BY p.journal_id, p.wake_id) AS last_attempt
-    FROM unnest(%(session)s, %(journal)s, %(wake)s, %(attempt)s, %(number)s, %(payload)s)
-        WITH ORDINALITY AS p (session_id, journal_id, wake_id, attempt, number, payload, n)
-), accepted AS MATERIALIZED (
+        max(p.attempt) OVER (PARTITION BY p.journal_id, p.wake_id) AS last_attempt,
+        min(p.number) OVER (PARTITION BY p.journal_id, p.wake_id, p.attempt) > p.first AS continues
+    FROM unnest(%(session)s, %(journal)s, %(wake)s, %(attempt)s, %(number)s, %(first)s, %(payload)s)
+        WITH ORDINALITY AS p (session_id, journal_id, wake_id, attempt, number, first, payload, n)
+), current AS MATERIALIZED (
     SELECT p.*, NOT EXISTS (
             SELECT FROM journal_streams s
             WHERE s.journal_id = p.journal_id AND s.wake_id = p.wake_id AND s.attempt = p.attempt) AS begins
@@ -17,6 +19,8 @@ WITH part AS MATERIALIZED (
       AND NOT EXISTS (
           SELECT FROM journal_streams s
           WHERE s.journal_id = p.journal_id AND s.wake_id = p.wake_id AND s.attempt > p.attempt)
+), accepted AS MATERIALIZED (
+    SELECT * FROM current c WHERE NOT (c.begins AND c.continues)
 ), replaced AS (
     DELETE FROM journal_streams s USING accepted a
     WHERE a.begins AND s.journal_id = a.journal_id AND (s.wake_id, s.attempt) <> (a.wake_id, a.attempt)
@@ -25,7 +29,9 @@ WITH part AS MATERIALIZED (
     SELECT journal_id, wake_id, attempt, number, payload FROM accepted
     ON CONFLICT (journal_id, wake_id, attempt, number) DO NOTHING
 )
-SELECT pg_notify(%(channel)s, n) FROM unnest(%(notices)s) AS n
+SELECT NULL::bigint, pg_notify(%(channel)s, n)::text FROM unnest(%(notices)s) AS n
+UNION ALL
+SELECT DISTINCT c.journal_id, NULL FROM current c WHERE c.begins AND c.continues
 
 -- retract: remove the parts of an attempt and of lower ones, and note that later ones are ignored
 WITH ended AS (

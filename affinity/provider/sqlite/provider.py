@@ -362,9 +362,10 @@ class SqliteProvider:
     read_journal: Final = _reads(journals.read)
     get_wakes: Final = _reads(journals.get_wakes)
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> None:
-        await self._writer.call(Database.write_unsynced, streams.write, parts)
+    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
+        lost = await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
+        return lost
 
     create_journals: Final = _acts("create_journals", "journal", lineage.create)
     get_lineage: Final = _reads(lineage.get)

@@ -49,6 +49,7 @@ class _Stream:
     ended_attempt: int
     wake_id: str | None  # of the parts
     attempt: int
+    lost: bool = False  # the database has lost the parts before the ones to add
     replaced: bool = False  # the stored parts are of another wake or attempt, and are removed
     added: list[StreamPart] = field(default_factory=list)
 
@@ -66,8 +67,14 @@ class _Stream:
             self.added.clear()
         self.added.append(part)
 
+    def check_begin(self) -> None:
+        """Add nothing if the attempt has no parts yet, and its first ones are not among these."""
+        if self.replaced and min(part.number for part in self.added) > self.added[0].first:
+            self.lost, self.replaced = True, False
+            self.added.clear()
 
-def write(tx: Tx, parts: Sequence[StreamPart]) -> None:
+
+def write(tx: Tx, parts: Sequence[StreamPart]) -> list[int]:
     streams = _read_streams(tx, parts)
     wakes = {(part.journal_id, part.wake_id) for part in parts}
     committed = {
@@ -76,6 +83,8 @@ def write(tx: Tx, parts: Sequence[StreamPart]) -> None:
     for part in parts:
         if (stream := streams.get((part.session_id, part.journal_id))) is not None:
             stream.add(part, committed)
+    for stream in streams.values():
+        stream.check_begin()
     tx.many(SQL["clear"], [stream.journal_id for stream in streams.values() if stream.replaced])
     rows: list[Any] = [
         (part.journal_id, part.wake_id, part.attempt, part.number, part.payload)
@@ -83,6 +92,7 @@ def write(tx: Tx, parts: Sequence[StreamPart]) -> None:
         for part in stream.added
     ]
     tx.many(SQL["add"], rows)
+    return [stream.journal_id for stream in streams.values() if stream.lost]
 
 
 def retract(tx: Tx, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:

@@ -56,7 +56,7 @@ async def write_stream(fixtures: FaultFixtures) -> Attempt:
         assert await talk.streamed() == ["w2.1.1", "w2.1.2"]
         await _remove(fixtures, talk.session_id)
 
-    return returns(None, lambda: journals(fixtures.provider).write_stream(parts), then)
+    return returns([], lambda: journals(fixtures.provider).write_stream(parts), then)
 
 
 async def retract_stream(fixtures: FaultFixtures) -> Attempt:

@@ -148,7 +148,9 @@ class Conversation:
         (deleted,) = await self.journals.delete_journal([self.session_id])
         return deleted
 
-    async def part(self, number: int, *, wake_id: str = "w1", attempt: int = 1, journal_id: int = 0) -> StreamPart:
+    async def part(
+        self, number: int, *, wake_id: str = "w1", attempt: int = 1, journal_id: int = 0, first: int = 1
+    ) -> StreamPart:
         """A part of a stream of the journal."""
         return StreamPart(
             session_id=self.session_id,
@@ -157,6 +159,7 @@ class Conversation:
             attempt=attempt,
             number=number,
             payload=f'"{wake_id}.{attempt}.{number}"',
+            first=first,
         )
 
     async def stream(self, *numbers: int, **at: Any) -> None:

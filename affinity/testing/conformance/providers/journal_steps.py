@@ -181,7 +181,7 @@ class JournalStepRules(Rules):
         await wake.talk.stream(1, 2)
         await wake.commit_part(entries=[output()], clear_stream=True)
         assert await wake.talk.streamed() == []
-        await wake.talk.stream(3)
+        await wake.talk.stream(3, first=3)
         assert await wake.talk.streamed() == ["w1.1.3"]
 
     async def test_a_part_is_seen_by_readers_and_by_other_journals(self, cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -48,6 +49,25 @@ class JournalStreamRules(Rules):
         parts = [await talk.part(number, attempt=attempt) for number, attempt in ((2, 2), (1, 4), (3, 2), (2, 4))]
         await talk.journals.write_stream(parts)
         assert await talk.streamed() == ["w1.4.1", "w1.4.2"]
+
+    async def test_no_part_is_added_behind_a_gap(self, cluster: Cluster) -> None:
+        """Neither when parts of an earlier attempt are there, which stay. Parts behind a commit begin anew (contract:
+        write_stream).
+        """
+        talk, other = await Conversation.open(cluster), await Conversation.open(cluster, "other")
+        for each in (talk, other):
+            await each.append()
+        await talk.stream(1)
+        journal_id = (await talk.page()).journal_id
+        late = [await talk.part(number, attempt=2) for number in (3, 4)]
+        mixed = [late[0], await other.part(1), late[1]]
+        assert list(await talk.journals.write_stream(mixed)) == [journal_id]
+        assert (await talk.streamed(), await other.streamed()) == (["w1.1.1"], ["w1.1.1"])
+        begun = [replace(part, first=3) for part in late]
+        assert list(await talk.journals.write_stream(begun[1:])) == [journal_id]
+        assert list(await talk.journals.write_stream(begun)) == []
+        assert list(await talk.journals.write_stream([replace(await talk.part(5, attempt=2), first=3)])) == []
+        assert await talk.streamed() == ["w1.2.3", "w1.2.4", "w1.2.5"]
 
     async def test_a_later_wake_replaces_the_one_before(self, cluster: Cluster) -> None:
         """Parts of other wakes are removed (contract: write_stream)."""
@@ -232,7 +252,7 @@ class JournalStreamRules(Rules):
             await _drain(watch)
             assert await watch.wait(0.05) is None
 
-    async def _assert_notified(self, watch: JournalWatch, change: Callable[[], Awaitable[None]]) -> None:
+    async def _assert_notified(self, watch: JournalWatch, change: Callable[[], Awaitable[object]]) -> None:
         """A reader that waits is notified of the change of journal ``s``."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._assert_comes, watch)
