@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,17 @@ class MovePolicy(Protocol):
 
     def may_move(self, session_id: str) -> bool:
         """Whether the session may be offered to another worker while it is idle."""
+        ...
+
+
+@runtime_checkable
+class HasCostlySessions(Protocol):
+    """A listener that knows which sessions are costly to give up, such as `affinity.Sessions`."""
+
+    def costly_sessions(self) -> Collection[str]:
+        """The sessions that keep something open in this process, or whose state may not move: they are the last to make
+        room for others.
+        """
         ...
 
 

@@ -199,6 +199,9 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
         if self._size_of is not None:
             self._cache.set_size(entry, self._size_of(entry.state))
 
+    def _keeps_open(self, entry: CacheEntry[S]) -> bool:
+        return self._dispose_state is not None
+
     async def _dispose(self, entry: CacheEntry[S]) -> None:
         if self._dispose_state is not None and entry.is_hydrated:  # its hydrate may have been cancelled
             dispose = self._dispose_state

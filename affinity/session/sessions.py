@@ -363,6 +363,9 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
                 f" end: app.include(...) it, or make it with follow_leases=False"
             )
 
+    def _keeps_open(self, entry: CachedState[S]) -> bool:
+        return bool(entry.resources) or self._schema.dispose is not None
+
     def _options(
         self,
         ctx_or_id: ActivityScope | str | None,

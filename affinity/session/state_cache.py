@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -410,6 +410,10 @@ class StateCache(Generic[E]):
         guests = [entry for entry in self._all() if entry.home is not None and entry.home[0] == session_id]
         return [entry for entry in guests if database is None or entry.database == database]
 
+    def entries(self, database: str | None) -> list[E]:
+        """All entries of a database (None: of all), retired ones included."""
+        return [entry for entry in self._all() if database is None or entry.database == database]
+
     def keeps(self, session_id: str, database: str | None) -> bool:
         """Whether a state of the session is in memory, or one on its lease."""
         current = any(entry.key in self for entry in self._entries_of(session_id, database))
@@ -492,6 +496,20 @@ class CacheLeaseListener(Generic[E]):
         ``movable``, else one without a state in memory.
         """
         return self._movable or not self._cache.keeps(session_id, self._database)
+
+    def costly_sessions(self) -> Collection[str]:
+        """The sessions whose state here keeps a resource open, or has to be disposed by a callback; all with a state
+        here, if the object is not ``movable``. They are the last to make room for others.
+        """
+        return {
+            entry.session_id if entry.home is None else entry.home[0]
+            for entry in self._cache.entries(self._database)
+            if not self._movable or self._keeps_open(entry)
+        }
+
+    def _keeps_open(self, entry: E) -> bool:
+        """Whether the state keeps something open in this process."""
+        raise NotImplementedError
 
     async def lost(self, session_id: str, epoch: int | None = None) -> None:
         """Dispose the state of a session whose lease, up to ``epoch`` (None: any), has ended.

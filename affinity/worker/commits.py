@@ -133,6 +133,7 @@ class Commits(WorkerPart):
 
         def done(result: bool | ProviderError) -> None:
             self._notifier.on_memory_freed()
+            self._notifier.on_rest()
             if result is True:
                 self._notifier.hint_owner(ack.lock.key.instance_id)
                 if ordered:

@@ -28,7 +28,7 @@ from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import lock_timeouts, worker_tags
-from affinity.worker.notifier import SHARE_SECONDS
+from affinity.worker.notifier import ROOM_SECONDS, SHARE_SECONDS
 from affinity.worker.options import PACK
 from affinity.worker.replays import Replays
 from affinity.worker.services import WorkerPart, WorkerServices
@@ -39,8 +39,10 @@ logger: logging.Logger = logging.getLogger("affinity.worker")
 HINT_SECONDS = 60.0
 """How long one wait for a hint may take; only bounds a system call."""
 
-ROOM_SECONDS = 0.5
-"""Between two attempts of a full worker to make room for work that no other worker takes."""
+LONGEST_ROOM_SECONDS = 0.5
+"""Between two attempts of a full worker to make room, if they are in vain: each doubles `ROOM_SECONDS`, until work of a
+session here ends.
+"""
 
 ASSIGNED_SECONDS = 0.1
 """Between two attempts to take a session that is to move here, while work of it runs on its holder."""
@@ -171,6 +173,7 @@ class Fetcher(WorkerPart):
         self._state.workers = fetched.workers
         self._state.is_outdated = fetched.outdated
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
+        self._state.waits_for_room = fetched.crowded
         if fetched.crowded:
             pause = min(pause, await self._make_room(options))
         if fetched.assigned:
@@ -213,19 +216,20 @@ class Fetcher(WorkerPart):
         )
 
     async def _make_room(self, options: FetchOptions) -> float:
-        """Release idle sessions for work that no worker has room for; returns the seconds until the next fetch."""
-        if (pause := self._state.next_room_at - self._monotonic()) > 0:
+        """Release sessions at rest for work that no worker has room for; returns the seconds until the next fetch."""
+        state = self._state
+        if (pause := state.next_room_at - self._monotonic()) > 0:
             return pause
-        self._state.next_room_at = self._monotonic() + ROOM_SECONDS
-        release = self._provider.release_idle_session(
-            self._identity, options, min_idle=self._options.session_min_idle, only_users=self._sessions.only_users()
-        )
+        release = self._provider.release_idle_session(self._identity, options, order=self._sessions.room_order())
         released = await self._lease.calls.watch("fetch", release, repeated=True)
         for session_id in released:
-            text, of = "session %s is released: it is idle, and new ones wait", {"session_id": session_id}
+            text, of = "session %s is released: it is at rest, and others wait", {"session_id": session_id}
             logger.info(text, session_id, extra=of)
-            self._sessions.recheck(session_id)
-        return 0.0 if released else ROOM_SECONDS
+        self._sessions.give_up(released)
+        longer = min(max(2 * state.room_pause, ROOM_SECONDS), LONGEST_ROOM_SECONDS)
+        state.room_pause = ROOM_SECONDS if released else longer
+        state.next_room_at = self._monotonic() + state.room_pause
+        return 0.0 if released else state.room_pause
 
     async def _take_assigned(self, session_ids: Sequence[str]) -> float:
         """Take sessions that are to move here and are at rest; returns the seconds until the next fetch."""

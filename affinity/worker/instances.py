@@ -500,6 +500,8 @@ class InstanceTable(WorkerPart):
                 self._notifier.hint(place.holder)
         if is_shared:
             self._notifier.share()
+        if self._state.waits_for_room and self._sessions.has_idle():
+            self._notifier.on_rest()
 
     def _promote(self, built: BuiltTurn, placed: Sequence[Placed], inputs: list[Input]) -> None:
         """Fetch ordered items that the turn may have made the first of their sessions, by removing the item before.

@@ -97,11 +97,10 @@ class Maintenance(WorkerPart):
         if held >= most > 0 and not self._full_reported:
             self._full_reported = True
             logger.warning(
-                "worker %s: holds %d sessions and takes no more (max_sessions_per_runtime); new ones wait for other"
-                " workers, or until one here has had no work for %g s (session_min_idle)",
+                "worker %s: holds %d sessions and has no place left (max_sessions_per_runtime); one at rest is released"
+                " when another one waits, and is loaded again with its next work",
                 self._identity.worker_id,
                 held,
-                self._options.session_min_idle,
             )
         elif held < FULL_RATIO * most:
             self._full_reported = False

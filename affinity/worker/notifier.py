@@ -26,6 +26,11 @@ SHARE_SECONDS = 0.005
 long they need to wake up.
 """
 
+ROOM_SECONDS = 0.01
+"""Between two attempts of a full worker to make room for work that waits: sessions that come to rest meanwhile make it
+together.
+"""
+
 FEW_WORKERS = 8
 """Up to this number of workers, each fetches immediately after a hint to all."""
 
@@ -65,6 +70,10 @@ class FetchState:
     """Sessions that turns in flight offer to this worker, with the monotonic time at which the offer ends."""
     next_room_at: float = 0.0
     """Monotonic time of the next attempt to make room for a session."""
+    room_pause: float = 0.0
+    """Seconds between the last attempt and that one."""
+    waits_for_room: bool = False
+    """Work waits that this worker has no room for."""
 
     @property
     def is_alone(self) -> bool:
@@ -147,6 +156,14 @@ class Notifier:
         if self._state.waits_for_memory:
             self._state.waits_for_memory = False
             self._want_work()
+
+    def on_rest(self) -> None:
+        """Fetch in a moment if work waits for room: a session that is at rest now may make it."""
+        state = self._state
+        if state.waits_for_room:
+            state.waits_for_room = False
+            state.next_room_at = state.room_pause = 0.0
+            asyncio.get_running_loop().call_later(ROOM_SECONDS, self.notify_fetcher)
 
     # -- all workers
 

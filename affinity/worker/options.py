@@ -103,7 +103,7 @@ class RuntimeOptions(BaseModel):
     worker_concurrency: int = Field(default=128, ge=1, le=10_000)
     """Activities that run at the same time, and threads for sync ones."""
     max_sessions_per_runtime: int = Field(default=100, ge=0, le=1_000_000)
-    """Sessions held at the same time; 0: never take session work."""
+    """Sessions held at the same time; 0: never take session work. When others wait, one at rest makes room."""
     placement: str = Field(default=SPREAD, pattern=f"^({SPREAD}|{PACK})$")
     """New sessions go to all workers (``spread``), or to the lowest ordinal with room (``pack``): the number at the end
     of ``worker_node_id``. See docs/run/kubernetes.md#autoscaling.
@@ -121,8 +121,8 @@ class RuntimeOptions(BaseModel):
     session_lock_timeout: Seconds = 300.0
     """A session without work for this long is free for any worker."""
     session_min_idle: Seconds = 30.0
-    """When new sessions wait and no worker has room, sessions idle for this long are released. See
-    docs/understand/leases.md#released-before-its-time.
+    """Sessions are offered to workers with more room (``rebalance``) when they were idle for this long. Work that waits
+    for a place does not wait for this. See docs/understand/leases.md#released-before-its-time.
     """
     worker_lease_timeout: Seconds = 15.0
     """Sessions and work of a worker that does not renew its lease are free after this long."""

@@ -14,6 +14,7 @@ fetches.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -23,7 +24,14 @@ from typing import TypeAlias
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.orchestration.app import AssignmentListener, DatabaseListener, MovePolicy, SessionListener
+from affinity.orchestration.app import (
+    AssignmentListener,
+    DatabaseListener,
+    HasCostlySessions,
+    MovePolicy,
+    SessionListener,
+)
+from affinity.provider.contract import IdleSession
 from affinity.session import Sessions
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -41,6 +49,16 @@ MAX_ARRIVALS = 10_000
 """Sessions that wait for their move to be counted: that is done each second."""
 
 
+REST_PAUSES = 4.0
+"""A session is in use until it has had no work for as many of the pauses between its works."""
+
+REST_SECONDS = 1.0
+"""And for so long at most: a session whose works come with longer pauses is at rest when one of them ends."""
+
+COSTLY_SECONDS = 0.1
+"""A session whose state took longer to load makes room later than others."""
+
+
 @dataclass(slots=True)
 class _Held:
     epoch: int
@@ -54,6 +72,22 @@ class _Held:
     rests_until: float = 0.0  # monotonic: it has come by a planned move, and is not offered before
     offered: bool = False  # to another worker, which has not taken it yet
     hydrate_seconds: float = 0.0  # of its last hydrate here
+    pause: float = math.inf  # seconds between two works of it, lately; inf: there was one work
+
+    def begin(self, now: float) -> None:
+        """Count a work item that begins."""
+        if not self.running and self.uses:
+            pause = now - self.idle_since
+            self.pause = pause if self.pause == math.inf else (self.pause + pause) / 2
+        self.running += 1
+        self.uses += 1
+        self.offered = False  # the offer is over, or was not taken
+
+    def is_in_use(self, now: float) -> bool:
+        """Whether its next work is likely to come in a moment."""
+        if self.running:
+            return True
+        return self.pause < REST_SECONDS and now < self.idle_since + min(REST_PAUSES * self.pause, REST_SECONDS)
 
 
 class HeldSessions:
@@ -77,6 +111,7 @@ class HeldSessions:
         self._spawn = spawn
         self._monotonic = monotonic
         self._policies = [one for one in self.notified if isinstance(one, MovePolicy)]
+        self._costly = [one for one in self.notified if isinstance(one, HasCostlySessions)]
         self._check = check
         self._lock_timeout = lock_timeout
         self._held: dict[str, _Held] = {}
@@ -103,9 +138,7 @@ class HeldSessions:
         if held.epoch != epoch:
             held.epoch = epoch
             self.arrivals.append(epoch)
-        held.running += 1
-        held.uses += 1
-        held.offered = False  # the offer is over, or was not taken
+        held.begin(self._monotonic())
 
     def set_tag(self, session_id: str, tag: str) -> None:
         """Remember the tag of a session whose work begins here."""
@@ -147,9 +180,33 @@ class HeldSessions:
         held = self._held.get(session_id)
         return held.running if held else 0
 
-    def only_users(self) -> dict[str, str]:
-        """By idle session, the only instance that has used it; sessions with several users are left out."""
-        return {name: held.user for name, held in self._held.items() if held.user and not held.running}
+    def has_idle(self) -> bool:
+        """Whether nothing of one of them runs."""
+        return any(not held.running for held in self._held.values())
+
+    def room_order(self) -> list[IdleSession]:
+        """All sessions, in the order in which they make room for others: those that are not in use; of these, those
+        that are cheap to load, and last those that keep something open here; of these, the least recently used.
+        """
+        now = self._monotonic()
+        costly = {name for one in self._costly for name in one.costly_sessions()}
+
+        def place(item: tuple[str, _Held]) -> tuple[bool, bool, bool, float]:
+            name, held = item
+            return held.is_in_use(now), name in costly, held.hydrate_seconds >= COSTLY_SECONDS, held.idle_since
+
+        return [
+            IdleSession(session_id=name, only_user=None if held.running else held.user, in_use=held.is_in_use(now))
+            for name, held in sorted(self._held.items(), key=place)
+        ]
+
+    def give_up(self, session_ids: Iterable[str]) -> None:
+        """Remove sessions that were released, and notify the listeners beside the loops."""
+        for session_id in session_ids:
+            if (held := self._held.get(session_id)) is not None and not held.running:
+                del self._held[session_id]
+                for listener in self.notified:
+                    self._spawn(_notify, listener.lost(session_id, held.epoch))
 
     # -- moves to other workers
 

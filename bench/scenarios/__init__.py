@@ -9,6 +9,7 @@ from bench.run import Run
 from bench.scenarios.backlog import backlog
 from bench.scenarios.console import console
 from bench.scenarios.conversation import conversation
+from bench.scenarios.crowd import crowd
 from bench.scenarios.env import env
 from bench.scenarios.failover import failover
 from bench.scenarios.fanout import fanout
@@ -49,6 +50,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "order": order,
     "tags": tags,
     "conversation": conversation,
+    "crowd": crowd,
     "schedules": schedules,
     "steps": steps,
     "fleet": fleet,
@@ -73,6 +75,7 @@ ON_SQLITE = (
     "order",
     "tags",
     "conversation",
+    "crowd",
     "steps",
     "env",
 )

@@ -207,7 +207,7 @@ class MakeRoom:
 
     worker: int
     room: int = 1  # sessions that it may hold
-    min_idle: int = 1
+    in_use: bool = False  # its sessions
 
 
 @dataclass(frozen=True)
@@ -431,7 +431,7 @@ _KINDS: Final[tuple[tuple[int, SearchStrategy[PlanStep]], ...]] = (
     (3, st.builds(ResetInstance, _instance, st.integers(0, 3), st.sampled_from([None, 0, 1]))),
     (3, st.builds(RestartInstance, _instance)),
     (2, st.builds(ReleaseSession, _session)),
-    (3, st.builds(MakeRoom, _worker, st.sampled_from([1, 1, 2]), st.sampled_from([1, 20]))),
+    (3, st.builds(MakeRoom, _worker, st.sampled_from([1, 1, 2]), st.booleans())),
     (1, st.builds(Renew, _worker)),
     (1, st.builds(Resume, _worker)),
     (2, st.builds(StartWorker, _worker)),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.provider.contract import (
     FetchOptions,
+    IdleSession,
     Incarnation,
     Release,
     Retention,
@@ -304,7 +305,9 @@ class WorkSteps(ClusterState):
         before = self.sessions
         options = FetchOptions(limit=10, max_sessions=step.room, names=("work",), unknown_after=60.0, timeouts=TIMEOUTS)
         freed = await self.provider.release_idle_session(
-            worker.identity, options, min_idle=float(step.min_idle), only_users={}
+            worker.identity,
+            options,
+            order=[IdleSession(session_id=name, in_use=step.in_use) for name in sorted(before)],
         )
         for name in freed:
             if not self._holds(worker, before.get(name)):

@@ -23,7 +23,7 @@ from tests.support.worker_processes import WorkerProcess, Workers
 
 APP: Final = "tests.monitoring.app:app"
 WORKERS: Final = ("w-0", "w-1", "w-2")
-OPTIONS: Final = {"unregistered_timeout": 2.0, "max_attempts": 3, "session_min_idle": 1.0, "rebalance": "off"}
+OPTIONS: Final = {"unregistered_timeout": 2.0, "max_attempts": 3, "rebalance": "off"}
 WALKS: Final = 6
 SCRAPE_SECONDS: Final = 5.0
 """For which a scrape is waited for: a worker without its database answers after three."""

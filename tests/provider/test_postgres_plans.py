@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
-from affinity.provider.contract import InstanceFilter, InstanceStatus, InstanceUpdate
+from affinity.provider.contract import IdleSession, InstanceFilter, InstanceStatus, InstanceUpdate
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
@@ -82,9 +82,8 @@ async def test_releases_of_sessions_read_what_they_need(
         admin.execute("UPDATE worker_queue SET visible_at = visible_at - '1 min'::interval WHERE instance_id = 'i'")
         options = fetch_options(5, max_sessions=20)
         async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
-            room = partial(
-                watched.release_idle_session, peer.identity, options, min_idle=0.001, only_users={"rare1": "x1"}
-            )
+            order = [IdleSession(session_id="rare1", only_user="x1"), IdleSession(session_id="rare5", in_use=True)]
+            room = partial(watched.release_idle_session, peer.identity, options, order=order)
             assert len(await check(room)) == 1
             own = replace(peer, provider=watched)
             assert (await check(partial(own.take_one, max_sessions=20))).session_id == "newcomer"

@@ -1,4 +1,4 @@
-"""Full workers and new sessions: idle sessions are released for them, and one that was released by hand is gone."""
+"""Full workers and new sessions: sessions at rest are released for them, and one that was released by hand is gone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+import affinity
 from affinity import RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.provider.contract import SessionInfo
@@ -56,7 +57,7 @@ async def test_the_session_of_an_instance_that_has_ended_is_released_immediately
 @on_all_databases
 async def test_a_session_at_rest_is_released_when_new_ones_wait(workers: Workers, client: Client) -> None:
     """Two full workers whose instances go on. Later work of a released session claims one again."""
-    for worker in [workers.launch(name, **FULL, session_min_idle=1.0) for name in ("a", "b")]:
+    for worker in [workers.launch(name, **FULL) for name in ("a", "b")]:
         worker.ready()
     visitors = ("u", "v")
     for name in visitors:
@@ -71,6 +72,87 @@ async def test_a_session_at_rest_is_released_when_new_ones_wait(workers: Workers
             await client.raise_event(name, "next")
     for name in visitors:
         assert [turn["n"] for turn in await client.wait(name, timeout=60)] == [0, 1]
+
+
+chats = affinity.Conversations(dict, kind="crowd")
+
+
+@chats.on_wake
+async def respond(wake: affinity.Wake, state: dict[str, object]) -> None:
+    wake.append(affinity.AgentMessage("hi"))
+
+
+async def test_a_crowd_does_not_wait_for_sessions_to_be_idle(kept_url: str, client: Client) -> None:
+    """Forty conversations write at once, twice, to a worker with two places and default options."""
+    talking = affinity.App("talking")
+    talking.include(chats)
+    async with Worker(talking, kept_url, RuntimeOptions(max_sessions_per_runtime=2)) as worker:
+        for _ in range(2):
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as tasks:
+                    for number in range(40):
+                        tasks.start_soon(client.conversation(chats, f"c{number}").ask, affinity.UserMessage("x"))
+        assert len(worker.runtime.sessions) <= 2
+
+
+async def test_sessions_at_work_are_not_thrown_about(kept_url: str, client: Client) -> None:
+    """Work of a third session waits while the queue is never without work of the two that are held."""
+    async with Worker(app, kept_url, RuntimeOptions.make(**{**OPTIONS, **FULL, "max_sessions_per_runtime": 2})):
+        runs = [await client.start("walk", 150, instance_id=name) for name in ("u", "v")]
+        await _until_begun(client, "u", "v")
+        third = await client.start("walk", 2, instance_id="third")
+        for run in (*runs, third):
+            await client.wait(run.instance_id, timeout=60)
+    assert [move.reason for move in await client.session_moves(session_id="u")] == ["new"]
+    assert [move.reason for move in await client.session_moves(session_id="v")] == ["new"]
+
+
+async def _until_begun(client: Client, *session_ids: str) -> None:
+    with anyio.fail_after(60):
+        while not set(session_ids) <= set(await _held(client)):
+            await anyio.sleep(0.01)
+
+
+async def _never(_: Collection[str]) -> dict[str, float]:
+    raise AssertionError
+
+
+class _Costly:
+    """A listener that keeps something open for two sessions."""
+
+    async def lost(self, session_id: str, epoch: int | None = None) -> None: ...
+
+    async def sweep(self) -> None: ...
+
+    def costly_sessions(self) -> Collection[str]:
+        return {"open", "open too"}
+
+
+def test_who_makes_room_first() -> None:
+    """Cheap ones by their last use, those that take long to load, those with something open, those in use."""
+    now = 0.0
+    held = HeldSessions([_Costly()], 100.0, _never, lambda *_: None, lambda: now)
+
+    def work(name: str, *pauses: float) -> None:
+        nonlocal now
+        for pause in (0.0, *pauses):
+            now += pause
+            held.begin(name, hash(name))
+            held.end(name)
+
+    for name in ("open", "dear", "old", "young", "open too"):
+        work(name)
+        now += 1.0
+    held.note_hydrates({hash("dear"): 2.0})
+    work("slow", 2.0, 2.0)
+    work("brisk", 0.1, 0.1)
+    held.begin("running", 7)
+    order = held.room_order()
+    assert [one.session_id for one in order[:6]] == ["old", "young", "slow", "dear", "open", "open too"]
+    assert {one.session_id for one in order[6:]} == {"brisk", "running"}
+    assert [one.in_use for one in order] == [False] * 6 + [True] * 2
+    now += 0.5
+    assert [one.session_id for one in held.room_order() if one.in_use] == ["running"]
 
 
 async def test_sessions_are_released_by_hand_and_by_their_orchestration(kept_url: str, client: Client) -> None:
@@ -103,7 +185,7 @@ async def test_a_worker_asks_for_what_may_have_been_released(monkeypatch: pytest
         held.end(name)
     held.begin("b", 1, "j")
     held.end("b")
-    assert held.only_users() == {"a": "i"}
+    assert {one.session_id: one.only_user for one in held.room_order()} == {"a": "i", "b": None, "busy": None}
     await held.sweep()
     for name in ("a", "busy"):
         held.recheck(name)

@@ -261,9 +261,9 @@ async def test_a_worker_logs_when_it_is_full(sqlite_url: str, caplog: pytest.Log
         for name in ("a", "b"):
             runtime.sessions.begin(name, 1)
         runtime.maintenance.report_capacity()
-    said = [text for record in caplog.records if "takes no more" in (text := record.getMessage())]
+    said = [text for record in caplog.records if "no place left" in (text := record.getMessage())]
     assert len(said) == 2
-    assert "holds 2 sessions and takes no more (max_sessions_per_runtime)" in said[0]
+    assert "holds 2 sessions and has no place left (max_sessions_per_runtime)" in said[0]
 
 
 async def test_a_worker_is_offered_no_more_sessions_than_it_has_room_for(

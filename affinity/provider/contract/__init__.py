@@ -141,6 +141,7 @@ from affinity.provider.contract.schedules import DueSchedules, PauseKind, Schedu
 from affinity.provider.contract.sessions import (
     MAX_ASSIGNED,
     TOUCH_SLACK,
+    IdleSession,
     MoveFilter,
     MoveReason,
     MoveReport,
@@ -227,6 +228,7 @@ __all__ = [
     "HistoryCursor",
     "HistoryPage",
     "HistoryPruning",
+    "IdleSession",
     "Incarnation",
     "InstanceCounts",
     "InstanceFilter",

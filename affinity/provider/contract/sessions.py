@@ -94,6 +94,15 @@ class MoveReport(NamedTuple):
     hydrate_bytes: int | None = None
 
 
+@frozen(kw_only=True)
+class IdleSession:
+    """A session of the caller that may make room for another one (`WorkerProvider.release_idle_session`)."""
+
+    session_id: str
+    only_user: str | None = None  # the one instance that has used it, as far as the caller knows
+    in_use: bool = False  # its work comes so often that it is kept for a moment
+
+
 SessionRelease: TypeAlias = Literal["released", "busy", "not_held"]
 
 MAX_ASSIGNED: Final = 100

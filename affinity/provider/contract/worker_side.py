@@ -11,7 +11,7 @@ from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import HintSource
 from affinity.provider.contract.instances import OrchestrationFetch
 from affinity.provider.contract.retention import NO_RETENTION, Retention, Sweep
-from affinity.provider.contract.sessions import MoveReason, MoveReport, TakenSession
+from affinity.provider.contract.sessions import IdleSession, MoveReason, MoveReport, TakenSession
 from affinity.provider.contract.turns import Release, Suspend, Turn, TurnResult
 from affinity.provider.contract.work_items import (
     EndedWaits,
@@ -211,18 +211,20 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         ...
 
     async def release_idle_session(
-        self, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+        self, identity: WorkerIdentity, options: FetchOptions, *, order: Sequence[IdleSession]
     ) -> Sequence[str]:
-        """Free idle sessions of the caller, for work that it could claim if it held fewer (`WorkFetch.crowded`).
+        """Free sessions of the caller that are at rest, for work that it could claim if it held fewer
+        (`WorkFetch.crowded`).
 
-        It is work that no worker has taken for `OFFER_SECONDS` since it became visible; any such work when the caller
-        is alone. As many sessions are freed as there is work for, up to ``options.limit`` items. That work is offered
-        to the caller, so that no other worker frees sessions for it too.
+        It is any such work while no other worker of the caller's app has room, as many sessions as they hold and may
+        hold (`WorkerProfile.capacity`); else what no worker has taken for `OFFER_SECONDS` since it became visible. As
+        many sessions are freed as there is work for, the oldest first, up to ``options.limit`` items. That work is
+        offered to the caller, so that no other worker frees sessions for it too.
 
-        A session is idle when it has no item in the queue, no hold (`SessionHold`) that lasts, and was not touched for
-        ``min_idle`` seconds, or its only user has ended. ``only_users`` maps a session to the one instance that has
-        used it, as far as the caller knows. Sessions whose user has ended are freed first, then the least recently
-        touched. Nothing happens when the caller is draining, not alive or not current.
+        A session is at rest when it has no item in the queue and no hold (`SessionHold`) that lasts. Sessions whose
+        only user has ended are freed first, then those that are not in ``order``, then the others in ``order``. Those
+        that are ``in_use`` come last, and only for work that is visible for `OFFER_SECONDS`. Nothing happens when the
+        caller is draining, not alive or not current.
 
         Returns:
             The ids of the sessions that were freed.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import OFFER_SECONDS, FetchOptions, SessionRelease, WorkerIdentity
+from affinity.provider.contract import OFFER_SECONDS, FetchOptions, IdleSession, SessionRelease, WorkerIdentity
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, caller_params
@@ -30,7 +30,7 @@ async def release_session(db: Database, session_ids: Sequence[str]) -> Sequence[
 
 
 async def release_idle_session(
-    db: Database, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+    db: Database, identity: WorkerIdentity, options: FetchOptions, *, order: Sequence[IdleSession]
 ) -> Sequence[str]:
     """Two statements: rows are locked before their work is read. The second runs only if there is something to
     release.
@@ -41,10 +41,10 @@ async def release_idle_session(
         "new": options.tags.routes("new"),
         "names": list(options.names),
         "limit": Int8(options.limit),
-        "min_idle": float(min_idle),
         "offer_seconds": OFFER_SECONDS,
-        "used": list(only_users),
-        "user": list(only_users.values()),
+        "known": [idle.session_id for idle in order],
+        "user": [idle.only_user or "" for idle in order],
+        "in_use": [idle.in_use for idle in order],
     }
     found = await db.connections.rows.run(_FIND_IDLE, params)
     if not found:

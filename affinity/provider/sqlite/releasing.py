@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from affinity.provider.contract import (
     OFFER_SECONDS,
     FetchOptions,
+    IdleSession,
     Incarnation,
     MoveReason,
     SessionRelease,
@@ -39,27 +40,28 @@ def _holder(lease: Lease) -> WorkerIdentity:
 
 
 def release_idle(
-    tx: Tx, identity: WorkerIdentity, options: FetchOptions, *, min_idle: float, only_users: Mapping[str, str]
+    tx: Tx, identity: WorkerIdentity, options: FetchOptions, *, order: Sequence[IdleSession]
 ) -> Sequence[str]:
     who = sessions.caller(tx, identity)
     row = tx.row(SQL["room"], who)
     if row is None:
         return []
-    others, held = row
+    others_have_room, held = row
     looked_for = {
         "names": to_json(list(options.names)),
         "new": to_json(options.tags.routes(NEW)),
-        "since": tx.now - (OFFER_SECONDS if others else 0.0),
+        "since": tx.now - (OFFER_SECONDS if others_have_room else 0.0),
         "limit": options.limit,
     }
-    waiting = tx.gather(SQL["waiting"], {**who, **looked_for})
+    waiting = dict(tx.gather(SQL["waiting"], {**who, **looked_for}))
     room = options.max_sessions - held
     if room > 0 or not waiting or not options.max_sessions:
         return []
-    users = to_json(list(only_users.items()))
-    rest = {"rested": tx.now - min_idle, "users": users, "limit": len(waiting) - room}
-    freed: list[str] = tx.gather(SQL["idle"], {**who, **rest})
+    late = sum(first <= tx.now - OFFER_SECONDS for first in waiting.values())
+    known = to_json([[idle.session_id, idle.only_user, idle.in_use] for idle in order])
+    idle = tx.gather(SQL["idle"], {**who, "known": known, "limit": len(waiting) - room})
+    freed = [name for n, (name, in_use) in enumerate(idle) if not in_use or (late and n < late - room)]
     sessions.free(tx, identity, freed, "room_needed")
-    for_us = to_json(waiting[: max(0, room + len(freed))])
+    for_us = to_json(list(waiting)[: max(0, room + len(freed))])
     tx.run(SQL["offer"], {"session_ids": for_us, "route": offer_route(identity.worker_id), "new": looked_for["new"]})
     return freed

@@ -7,15 +7,22 @@ WHERE EXISTS (
     WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > :now
 );
 
--- room: of a caller that takes work, how many others do, and how many sessions it holds
-SELECT (SELECT count(*) FROM workers WHERE locked_until > :now AND NOT draining AND worker_id <> :worker_id),
+-- room: of a caller that takes work, whether another worker of its app has room, and how many sessions the caller holds
+SELECT EXISTS (
+        SELECT 1 FROM workers AS w
+        WHERE w.app = me.app AND w.worker_id <> me.worker_id AND w.locked_until > :now AND NOT w.draining
+          AND w.capacity > (
+              SELECT count(*) FROM sessions AS s
+              WHERE s.worker_id = w.worker_id AND s.locked_until > :now AND s.incarnation = w.incarnation
+          ) + (  -- what was offered to it, for which it may just have made room
+              SELECT count(*) FROM worker_queue AS q WHERE q.route = 'new:' || w.worker_id)),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation)
-FROM workers
-WHERE worker_id = :worker_id AND incarnation = :incarnation AND locked_until > :now AND NOT draining;
+FROM workers AS me
+WHERE me.worker_id = :worker_id AND me.incarnation = :incarnation AND me.locked_until > :now AND NOT me.draining;
 
--- waiting: sessions that no worker holds and whose work waits since some time, oldest first
-SELECT json_group_array(session_id)
+-- waiting: sessions that no worker holds and whose work waits since some time, oldest first, with the time of this work
+SELECT json_group_array(json_array(session_id, first))
 FROM (
     SELECT session_id, min(visible_at) AS first
     FROM (
@@ -35,20 +42,21 @@ FROM (
     ORDER BY first
 );
 
--- idle: sessions of the caller that nothing keeps: first the ones whose only user has ended, then the least recently touched
-SELECT json_group_array(session_id)
+-- idle: sessions of the caller that nothing keeps, in the order in which they make room, and whether they are in use
+-- First the ones whose only user has ended, then the ones that the caller does not know, then the others in its order.
+SELECT json_group_array(json_array(session_id, in_use))
 FROM (
-    SELECT s.session_id, EXISTS (
-        SELECT 1 FROM json_each(:users) AS j LEFT JOIN instances AS i ON i.instance_id = j.value ->> 1
-        WHERE j.value ->> 0 = s.session_id
-          AND (i.instance_id IS NULL OR i.status IN ('completed', 'failed', 'cancelled'))
-    ) AS is_over
-    FROM sessions AS s
+    SELECT s.session_id, k.in_use AND NOT k.is_over AS in_use
+    FROM sessions AS s LEFT JOIN (
+        SELECT j.key AS place, j.value ->> 0 AS session_id, j.value ->> 2 AS in_use,
+               j.value ->> 1 IS NOT NULL AND (
+                   i.instance_id IS NULL OR i.status IN ('completed', 'failed', 'cancelled')) AS is_over
+        FROM json_each(:known) AS j LEFT JOIN instances AS i ON i.instance_id = j.value ->> 1
+    ) AS k ON k.session_id = s.session_id
     WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
-      AND (s.touched_at <= :rested OR is_over)
       AND NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id)
       AND NOT EXISTS (SELECT 1 FROM session_holds AS h WHERE h.session_id = s.session_id AND h.until > :now)
-    ORDER BY is_over DESC, s.touched_at
+    ORDER BY k.is_over IS NOT TRUE, k.in_use IS TRUE, k.place, s.touched_at
     LIMIT :limit
 );
 

@@ -603,7 +603,7 @@ class Env(AsyncBlock):
     def _waiting(self) -> Waiting:
         alive = [worker.identity.incarnation for worker in self._alive]
         busy = [worker.identity.incarnation for worker in self._alive if worker.runs_code]
-        return Waiting(alive, busy, self._options.session_min_idle, self._options.unregistered_timeout)
+        return Waiting(alive, busy, self._options.unregistered_timeout)
 
     async def _explain(self) -> str:
         return "; ".join([await explain(self.client, each) for each in dict.fromkeys(self.client._awaited)])

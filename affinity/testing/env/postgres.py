@@ -92,7 +92,6 @@ class PostgresDatabase:
         at = {
             "alive": list(waiting.alive),
             "busy": list(waiting.busy),
-            "min_idle": waiting.min_idle,
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
             "schedules": waiting.schedules,

@@ -29,13 +29,10 @@ SELECT extract(epoch FROM min(at))::float8 FROM (
     WHERE q.visible_at <= clock() AND least(s.locked_until, s.next_until) > clock()
     UNION ALL
     SELECT min(visible_at) + %(offer)s * interval '1 s' FROM worker_queue
-    WHERE visible_at <= clock() AND visible_at + %(offer)s * interval '1 s' > clock() AND route LIKE 'new:%%'
+    WHERE visible_at <= clock() AND visible_at + %(offer)s * interval '1 s' > clock() AND route LIKE 'new%%'
     UNION ALL
     SELECT min(visible_at) + %(unknown)s * interval '1 s' FROM worker_queue
     WHERE visible_at <= clock() AND visible_at + %(unknown)s * interval '1 s' > clock() AND route LIKE '%%#%%'
-    UNION ALL
-    SELECT min(touched_at) + %(min_idle)s * interval '1 s' FROM sessions
-    WHERE locked_until > clock() AND touched_at + %(min_idle)s * interval '1 s' > clock()
     UNION ALL
     SELECT min(until) FROM session_holds WHERE until > clock()
     UNION ALL

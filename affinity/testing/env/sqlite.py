@@ -116,7 +116,6 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
         "now": tx.now,
         "alive": to_json(list(waiting.alive)),
         "busy": to_json(list(waiting.busy)),
-        "min_idle": waiting.min_idle,
         "unknown": waiting.unknown,
         "offer": OFFER_SECONDS,
         "schedules": waiting.schedules,

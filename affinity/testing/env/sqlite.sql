@@ -32,12 +32,10 @@ SELECT min(at) FROM (
     WHERE q.visible_at <= :now AND min(s.locked_until, coalesce(s.next_until, s.locked_until)) > :now
     UNION ALL
     SELECT min(visible_at) + :offer FROM worker_queue
-    WHERE visible_at <= :now AND visible_at + :offer > :now AND route LIKE 'new:%'
+    WHERE visible_at <= :now AND visible_at + :offer > :now AND route LIKE 'new%'
     UNION ALL
     SELECT min(visible_at) + :unknown FROM worker_queue
     WHERE visible_at <= :now AND visible_at + :unknown > :now AND route LIKE '%#%'
-    UNION ALL
-    SELECT min(touched_at) + :min_idle FROM sessions WHERE locked_until > :now AND touched_at + :min_idle > :now
     UNION ALL
     SELECT min(until) FROM session_holds WHERE until > :now
     UNION ALL

@@ -18,8 +18,6 @@ class Waiting(NamedTuple):
     """Incarnations of the workers that run activities, too: the locks of these do not end. A lock that a worker does
     not know, as after a lost answer, ends.
     """
-    min_idle: float
-    """Seconds after which an idle session makes room for another one."""
     unknown: float
     """Seconds after which work fails that no worker has the code or the tag for."""
     schedules: bool = True

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from affinity.provider.contract import OFFER_SECONDS, EndedWaits, PlannedMove, Provider, WorkAbandon, WorkAck
+from affinity.provider.contract import (
+    OFFER_SECONDS,
+    EndedWaits,
+    IdleSession,
+    PlannedMove,
+    Provider,
+    WorkAbandon,
+    WorkAck,
+)
 from affinity.testing.conformance.providers.builders import (
     LONG_LEASE,
     SESSION_LOCK,
@@ -224,7 +232,7 @@ async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
     await fixtures.cluster.advance(OFFER_SECONDS)
     full = sum(holder == fixtures.clean.worker_id for holder in (await fixtures.cluster.holders()).values())
     options = fetch_options(1, max_sessions=full)
-    users = {idle: "no such instance"}
+    order = [IdleSession(session_id=idle, only_user="no such instance")]
 
     async def then() -> None:
         item = await fixtures.clean.take_one(max_sessions=full)
@@ -234,7 +242,7 @@ async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
     return once(
         [idle],
         [],
-        lambda: fixtures.provider.release_idle_session(fixtures.me, options, min_idle=SESSION_LOCK, only_users=users),
+        lambda: fixtures.provider.release_idle_session(fixtures.me, options, order=order),
         then,
     )
 

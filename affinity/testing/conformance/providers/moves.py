@@ -155,7 +155,7 @@ class MoveRules(Rules):
         await cluster.enqueue("t")
         await cluster.advance(100)
         full = fetch_options(1, max_sessions=1)
-        freed = await a.provider.release_idle_session(a.identity, full, min_idle=1.0, only_users={})
+        freed = await a.provider.release_idle_session(a.identity, full, order=[])
         assert list(freed) == ["s"]
         await cluster.use(await cluster.worker("b"), "s")
         assert await _last_move(cluster) == ("s", "b", "room_needed", "a")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from affinity.provider.contract import OFFER_SECONDS, InstanceUpdate, SessionWatch
+from affinity.provider.contract import OFFER_SECONDS, IdleSession, InstanceUpdate, SessionWatch
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, fetch_options, turn, work_item
 from affinity.testing.conformance.providers.cluster import Cluster
 from affinity.testing.conformance.providers.peer import Peer
 
 REST = 30.0
-"""Seconds without work after which the worker of a test lets a session go."""
+"""Seconds for which work waits in a test, far longer than others would need to take it."""
 
 
 class ReleaseRules(Rules):
@@ -109,36 +109,63 @@ class ReleaseRules(Rules):
 
     # -- to make room
 
-    async def test_the_least_recently_used_idle_session_makes_room(self, cluster: Cluster) -> None:
-        """The least recently used idle session is freed for work that no worker took in time, and that work is offered
-        to its holder (contract: release_idle_session).
+    async def test_sessions_make_room_in_the_order_of_their_holder(self, cluster: Cluster) -> None:
+        """While no other worker has room, a session at rest is freed immediately, in the order that its holder gives,
+        and the work is offered to the holder (contract: release_idle_session).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
-        for name in ("old", "older", "young"):
+        a = await cluster.worker("a", capacity=3)
+        await cluster.worker("full", capacity=0)
+        for name in ("dear", "cheap", "in use"):
             await cluster.use(a, name)
-        await cluster.pass_time(REST)
-        await cluster.use(a, "young")
-        await cluster.use(a, "old")
-        await cluster.pass_time(REST - 10)
+        order = _order("cheap", "dear", in_use=["in use"])
+        assert await make_room(a, 3, order=order) == []
         await cluster.enqueue("new")
-        assert await make_room(a, 3) == []
-        await cluster.pass_time(OFFER_SECONDS)
-        assert await make_room(a, 4) == []
-        assert await make_room(a, 3) == ["older"]
-        assert await b.take() == []
+        assert await make_room(a, 4, order=order) == []
+        assert await make_room(a, 3, order=order) == ["cheap"]
+        assert await make_room(a, 3, order=order) == []
         assert (await a.take_one(max_sessions=3)).session_id == "new"
-        assert set(await cluster.holders()) == {"old", "young", "new"}
+        assert set(await cluster.holders()) == {"dear", "in use", "new"}
+
+    async def test_sessions_that_the_holder_does_not_know_make_room_first(self, cluster: Cluster) -> None:
+        """Nothing of a session that its holder does not know is in memory: it is freed first, then the least recently
+        touched (contract: release_idle_session).
+        """
+        a = await cluster.worker("a")
+        for name in ("known", "older", "old"):
+            await cluster.use(a, name)
+            await cluster.pass_time(1.0)
+        await cluster.enqueue("new", "newer")
+        assert await make_room(a, 3, limit=1, order=_order("known")) == ["older"]
+        assert await make_room(a, 2, limit=1, order=_order("known")) == ["old"]
+
+    async def test_room_of_other_workers_is_used_first(self, cluster: Cluster) -> None:
+        """While another worker of the app has room, work waits for it, for `OFFER_SECONDS`. Room of other apps, and of
+        workers that drain, does not count (contract: release_idle_session).
+        """
+        a, b = await cluster.worker("a", capacity=1), await cluster.worker("b", capacity=1)
+        await cluster.worker("other app", capacity=9, app="other")
+        await (await cluster.worker("drains", capacity=9)).drain()
+        await cluster.use(a, "s")
+        await cluster.enqueue("new")
+        assert await make_room(a, 1) == []
+        await cluster.pass_time(OFFER_SECONDS)
+        assert await make_room(a, 1) == ["s"]
+        await a.ack(await a.take_one(max_sessions=1))
+        await cluster.enqueue("newer")
+        assert await make_room(a, 1) == []
+        assert (await b.take_one(max_sessions=1)).session_id == "newer"
+        await cluster.enqueue("newest")
+        assert await make_room(a, 1) == ["new"]
 
     async def test_there_is_room_for_as_many_as_wait(self, cluster: Cluster) -> None:
-        """As many sessions are freed as there is work, and two workers do not free sessions for the same work
-        (contract: release_idle_session).
+        """As many sessions are freed as there is work, for the oldest first, and two workers do not free sessions for
+        the same work (contract: release_idle_session).
         """
-        a, b = await cluster.worker("a"), await cluster.worker("b")
+        a, b = await cluster.worker("a", capacity=3), await cluster.worker("b", capacity=3)
         for number in range(3):
             await cluster.use(a, f"a{number}")
             await cluster.use(b, f"b{number}")
         await cluster.enqueue("s", "t", "t", "u")
-        await cluster.pass_time(REST + 1)
         assert await make_room(a, 3, limit=3) == ["a0", "a1"]
         assert await make_room(b, 3) == ["b0"]
         assert await make_room(a, 3) == await make_room(b, 3) == []
@@ -146,50 +173,56 @@ class ReleaseRules(Rules):
         assert {item.session_id for item in await b.take_all(max_sessions=3)} == {"u"}
 
     async def test_a_session_that_something_keeps_makes_no_room(self, cluster: Cluster) -> None:
-        """A session with locked or delayed work, with a hold, or touched lately is not freed (contract:
-        release_idle_session).
+        """A session with locked, waiting or delayed work, or with a hold, is not freed, however long others wait
+        (contract: release_idle_session).
         """
         a = await cluster.worker("a")
-        for name in ("in hand", "later", "held", "rested"):
+        for name in ("in hand", "later", "held", "queued", "rested"):
             await cluster.use(a, name)
         await a.hold("i", "held", 10 * SESSION_LOCK)
         await cluster.give(a, "in hand")
+        await cluster.enqueue("queued")
         await cluster.enqueue("later", delay=SESSION_LOCK)
-        await cluster.pass_time(REST - 1)
-        await cluster.enqueue("new")
-        await cluster.pass_time(OFFER_SECONDS)
-        assert await make_room(a, 4, min_idle=REST + 5) == []
-        assert await make_room(a, 4) == ["rested"]
+        await cluster.enqueue("new", "newer")
+        await cluster.pass_time(REST)
+        order = _order("in hand", "later", "held", "queued", "rested")
+        assert await make_room(a, 5, order=order) == ["rested"]
 
-    async def test_a_session_whose_only_user_has_ended_makes_room_first(self, cluster: Cluster) -> None:
-        """A session whose only user has ended is freed before others and without being idle for a while (contract:
+    async def test_a_session_in_use_makes_room_only_for_what_has_waited(self, cluster: Cluster) -> None:
+        """A session that is in use is the last to be freed, and for work that has waited for `OFFER_SECONDS` (contract:
         release_idle_session).
         """
         a = await cluster.worker("a")
-        for name in ("of i", "of j", "of none"):
+        for name in ("busy", "busier", "rested"):
+            await cluster.use(a, name)
+        order = _order("rested", in_use=["busy", "busier"])
+        await cluster.enqueue("late")
+        await cluster.pass_time(OFFER_SECONDS)
+        await cluster.enqueue("new", "newer")
+        assert await make_room(a, 3, order=order) == ["rested"]
+        await a.take_one(max_sessions=3)
+        assert await make_room(a, 3, order=order) == []
+        await cluster.pass_time(OFFER_SECONDS)
+        assert await make_room(a, 3, limit=1, order=order) == ["busy"]
+
+    async def test_a_session_whose_only_user_has_ended_makes_room_first(self, cluster: Cluster) -> None:
+        """A session whose only user has ended is freed before others, also if it is in use (contract:
+        release_idle_session).
+        """
+        a = await cluster.worker("a")
+        for name in ("of none", "of j", "of i"):
             await cluster.use(a, name)
         at = await a.own("i")
         await a.own("j")
         await cluster.enqueue("new")
-        await cluster.pass_time(OFFER_SECONDS)
         users = {"of j": "j", "of i": "i"}
-        assert await make_room(a, 3, only_users=users) == []
+        busy = [IdleSession(session_id=name, only_user=user, in_use=True) for name, user in users.items()]
         await a.go_on(at, update=InstanceUpdate(status="completed"))
-        assert await make_room(a, 3, only_users=users) == ["of i"]
+        assert await make_room(a, 3, order=[*_order("of none"), *busy]) == ["of i"]
         await a.take_one(max_sessions=3)
         await cluster.enqueue("newer")
-        await cluster.pass_time(OFFER_SECONDS)
-        assert await make_room(a, 3, only_users={"of none": "no such"}) == ["of none"]
-
-    async def test_who_is_alone_makes_room_immediately(self, cluster: Cluster) -> None:
-        """A worker that is alone frees a session without waiting for others to take the work (contract:
-        release_idle_session).
-        """
-        a = await cluster.holder("a", "s")
-        await cluster.enqueue("new")
-        assert await make_room(a, 1, min_idle=0.0) == []
-        await (await cluster.enqueuer()).drain()
-        assert await make_room(a, 1, min_idle=0.0) == ["s"]
+        last = IdleSession(session_id="of none", only_user="no such")
+        assert await make_room(a, 3, order=[*busy, last]) == ["of none"]
 
     async def test_no_room_is_made_for_what_the_caller_could_not_have(self, cluster: Cluster) -> None:
         """No session is freed for unknown or foreign work, nor for a caller that drains, is dead or has capacity 0
@@ -211,16 +244,12 @@ class ReleaseRules(Rules):
 
 
 async def make_room(
-    peer: Peer,
-    max_sessions: int,
-    *,
-    limit: int = 10,
-    min_idle: float = REST,
-    only_users: Mapping[str, str] | None = None,
+    peer: Peer, max_sessions: int, *, limit: int = 10, order: Sequence[IdleSession] = ()
 ) -> Sequence[str]:
     """The sessions that the worker releases for others; sorted."""
     options = fetch_options(limit, max_sessions=max_sessions)
-    freed = await peer.provider.release_idle_session(
-        peer.identity, options, min_idle=min_idle, only_users=only_users or {}
-    )
-    return sorted(freed)
+    return sorted(await peer.provider.release_idle_session(peer.identity, options, order=order))
+
+
+def _order(*rested: str, in_use: Sequence[str] = ()) -> list[IdleSession]:
+    return [IdleSession(session_id=name, in_use=name in in_use) for name in (*rested, *in_use)]

@@ -291,7 +291,7 @@ class TagRules(Rules):
         assert not fetched.items
         await cluster.advance(2.0)
         options = replace(fetch_options(10, max_sessions=1), tags=GPU)
-        released = await gpu.provider.release_idle_session(gpu.identity, options, min_idle=10.0, only_users={})
+        released = await gpu.provider.release_idle_session(gpu.identity, options, order=[])
         assert released == ["old"]
         assert (await gpu.take_one(max_sessions=1)).session_tag == "gpu"
 
