@@ -16,7 +16,9 @@ WITH me AS MATERIALIZED (
               WHERE s.worker_id = w.worker_id AND s.incarnation = w.incarnation AND s.locked_until > clock()
           ) + (  -- what was offered to it, for which it may just have made room
               SELECT count(*)
-              FROM (SELECT FROM worker_queue q WHERE q.route = 'new:' || w.worker_id LIMIT w.capacity) offered)
+              FROM (SELECT FROM worker_queue q
+                    WHERE q.route = 'new:' || w.worker_id AND q.visible_at <= (SELECT clock())
+                    LIMIT w.capacity) offered)
         ) AS others_have_room
     FROM workers m
     WHERE m.worker_id = %(worker)s AND m.incarnation = %(incarnation)s AND m.locked_until > clock() AND NOT m.draining

@@ -15,7 +15,7 @@ SELECT EXISTS (
               SELECT count(*) FROM sessions AS s
               WHERE s.worker_id = w.worker_id AND s.locked_until > :now AND s.incarnation = w.incarnation
           ) + (  -- what was offered to it, for which it may just have made room
-              SELECT count(*) FROM worker_queue AS q WHERE q.route = 'new:' || w.worker_id)),
+              SELECT count(*) FROM worker_queue AS q WHERE q.route = 'new:' || w.worker_id AND q.visible_at <= :now)),
        (SELECT count(*) FROM sessions
         WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation)
 FROM workers AS me
