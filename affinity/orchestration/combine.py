@@ -63,6 +63,7 @@ class Combined(DurableFuture[T]):
 
     def cancel(self) -> None:
         """Cancel all children."""
+        self._scheduler.mark_cancelled(self)
         if not self.settled:
             self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
         self._cancel_children()
@@ -79,8 +80,6 @@ class Select(Combined[Selected[int, T]]):
     __slots__ = ()
 
     def __init__(self, scheduler: Scheduler, awaitables: tuple[object, ...]) -> None:
-        if not awaitables:
-            raise OrchestrationMisuse("select needs something to wait for")
         super().__init__(scheduler, _adopt(scheduler, awaitables, "select"))
 
     @property
@@ -104,11 +103,7 @@ class WaitAny(Combined[None]):
     __slots__ = ()
 
     def __init__(self, scheduler: Scheduler, futures: tuple[DurableFuture[Any], ...]) -> None:
-        for each in futures:
-            refuse_iterable(each, "wait_any")
-        if not futures or not all(isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in futures):
-            raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
-        super().__init__(scheduler, tuple(scheduler.adopt(each) for each in futures))
+        super().__init__(scheduler, _adopt(scheduler, futures, "wait_any"))
 
     @property
     def description(self) -> str:
@@ -121,6 +116,7 @@ class WaitAny(Combined[None]):
 
     def cancel(self) -> None:
         """Stop waiting; the children go on."""
+        self._scheduler.mark_cancelled(self)
         if not self.settled:
             self.settle(error=OrchestrationMisuse(f"{self.description} was cancelled"))
 
@@ -135,12 +131,10 @@ class Gather(Combined[list[T]]):
     def __init__(
         self, scheduler: Scheduler, awaitables: tuple[object, ...], return_exceptions: bool, limit: int | None
     ) -> None:
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise OrchestrationMisuse(f"gather: limit is a number from 1, not {limit!r:.80}")
         self._return_exceptions = return_exceptions
         self._limit = limit
         self._missing = len(awaitables)
-        children = _adopt(scheduler, awaitables, "gather", begin=limit is None)
+        children = _adopt(scheduler, awaitables, "gather", limit)
         once = dict.fromkeys(children if limit is not None else ())
         self._waiting = deque(child for child in once if child.hold_back())
         self._running = {child for child in once if not child.settled}.difference(self._waiting)
@@ -177,9 +171,29 @@ class Gather(Combined[list[T]]):
 
 
 def _adopt(
-    scheduler: Scheduler, awaitables: tuple[object, ...], where: str, *, begin: bool = True
+    scheduler: Scheduler, awaitables: tuple[object, ...], where: str, limit: int | None = None
 ) -> tuple[DurableFuture[Any], ...]:
     """Adopt all arguments or none: a wrong argument must not leave some of the branches running."""
-    for awaitable in awaitables:
-        scheduler.check_awaitable(awaitable, where)
-    return tuple(scheduler.adopt(awaitable, begins=begin) for awaitable in awaitables)
+    try:
+        _check(scheduler, awaitables, where, limit)
+    except OrchestrationMisuse:
+        scheduler.refuse(awaitables)
+        raise
+    return tuple(scheduler.adopt(awaitable, begins=limit is None) for awaitable in awaitables)
+
+
+def _check(scheduler: Scheduler, awaitables: tuple[object, ...], where: str, limit: int | None) -> None:
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise OrchestrationMisuse(f"gather: limit is a number from 1, not {limit!r:.80}")
+    if where == "wait_any":
+        for each in awaitables:
+            refuse_iterable(each, where)
+        if not awaitables or not all(
+            isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in awaitables
+        ):
+            raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
+    elif where == "select" and not awaitables:
+        raise OrchestrationMisuse("select needs something to wait for")
+    else:
+        for awaitable in awaitables:
+            scheduler.check_awaitable(awaitable, where)

@@ -536,5 +536,5 @@ def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
     if forgotten is not None:
         raise OrchestrationMisuse(
             f"{forgotten.description} was scheduled and never awaited; "
-            "write await, or pass it to ctx.gather or ctx.select"
+            "write await, pass it to ctx.gather or ctx.select, or cancel it"
         )

@@ -100,22 +100,19 @@ class ActivityFuture(CommandFuture[T]):
             OrchestrationMisuse: the activity is scheduled already, or has a session; ``ordered`` is not a bool;
                 ``wait`` or ``fail_after`` is not a positive number of seconds; or ``wait`` is not below ``fail_after``.
         """
-        self._check_unscheduled()
-        if self._session_id is not None:
-            raise errors.OrchestrationMisuse(f"{self.description} is on session {self._session_id!r} already")
-        if not isinstance(ordered, bool):
-            raise errors.OrchestrationMisuse(f"ordered is True or False, not {ordered!r:.80}")
-        self._session_id = check_id(session_id, "session id")
-        self._ordered = ordered
-        if wait is not None:
-            self._wait = _check_seconds("wait", wait)
-        if fail_after is not None:
-            self._fail_after = _check_seconds("fail_after", fail_after)
-            if wait is not None and wait >= fail_after:
-                raise errors.OrchestrationMisuse(
-                    f"wait={wait:g} is not below fail_after={fail_after:g}: the activity would fail before another "
-                    "worker may take the session; make fail_after longer, or leave one of the two out"
-                )
+        try:
+            self._check_unscheduled()
+            if self._session_id is not None:
+                raise errors.OrchestrationMisuse(f"{self.description} is on session {self._session_id!r} already")
+            if not isinstance(ordered, bool):
+                raise errors.OrchestrationMisuse(f"ordered is True or False, not {ordered!r:.80}")
+            check_id(session_id, "session id")
+            if wait is not None or fail_after is not None:
+                self._wait, self._fail_after = _check_waits(wait, fail_after)
+        except errors.AffinityError:
+            self.refuse()
+            raise
+        self._session_id, self._ordered = session_id, ordered
         return self
 
     def with_tag(self, tag: str) -> ActivityFuture[T]:
@@ -131,10 +128,14 @@ class ActivityFuture(CommandFuture[T]):
             InvalidId: it is anything else.
             OrchestrationMisuse: the activity is scheduled already, or has a tag.
         """
-        self._check_unscheduled()
-        if self._tag is not None:
-            raise errors.OrchestrationMisuse(f"{self.description} has the tag {self._tag!r} already")
-        self._tag = check_tag(tag)
+        try:
+            self._check_unscheduled()
+            if self._tag is not None:
+                raise errors.OrchestrationMisuse(f"{self.description} has the tag {self._tag!r} already")
+            self._tag = check_tag(tag)
+        except errors.AffinityError:
+            self.refuse()
+            raise
         return self
 
     def park(self) -> ActivityFuture[T]:
@@ -149,11 +150,15 @@ class ActivityFuture(CommandFuture[T]):
             OrchestrationMisuse: the activity is scheduled already; or it has no session, a tag, or an option of
                 `on_session`.
         """
-        self._check_unscheduled()
-        if self._session_id is None or self._ordered or self._tag or self._wait or self._fail_after:
-            raise errors.OrchestrationMisuse(
-                f"{self.description} cannot be parked: it must be on a session, without a tag and without options"
-            )
+        try:
+            self._check_unscheduled()
+            if self._session_id is None or self._ordered or self._tag or self._wait or self._fail_after:
+                raise errors.OrchestrationMisuse(
+                    f"{self.description} cannot be parked: it must be on a session, without a tag and without options"
+                )
+        except errors.AffinityError:
+            self.refuse()
+            raise
         self._parked = True
         return self
 
@@ -207,6 +212,17 @@ def _check_seconds(name: str, value: object) -> float:
             f"{name} is a number of seconds, more than 0 and at most {MAX_TIMER_SECONDS:g}, not {value!r:.80}"
         )
     return float(value)
+
+
+def _check_waits(wait: object, fail_after: object) -> tuple[float | None, float | None]:
+    checked = None if wait is None else _check_seconds("wait", wait)
+    limit = None if fail_after is None else _check_seconds("fail_after", fail_after)
+    if checked is not None and limit is not None and checked >= limit:
+        raise errors.OrchestrationMisuse(
+            f"wait={checked:g} is not below fail_after={limit:g}: the activity would fail before another "
+            "worker may take the session; make fail_after longer, or leave one of the two out"
+        )
+    return checked, limit
 
 
 class TimerFuture(CommandFuture[None]):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import deque
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterable
 from contextvars import Context, copy_context
 from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
@@ -153,6 +153,11 @@ class Scheduler:
         self.require_running()
         self.never_awaited.pop(future, None)
 
+    def mark_cancelled(self, future: DurableFuture[Any]) -> None:
+        """Record that the future is cancelled: if it is by the code, the code need not await it."""
+        if self.current is not None:
+            self.never_awaited.pop(future, None)
+
     def require_running(self) -> None:
         """Refuse calls that do not come from the orchestration's own code.
 
@@ -174,6 +179,14 @@ class Scheduler:
         self.refused += 1
         if self.refused <= _MAX_REFUSED:
             raise ExecutionClosedSignal
+
+    def refuse(self, awaitables: Iterable[object]) -> None:
+        """Leave nothing running of the arguments of a call that is refused: see `DurableFuture.refuse`."""
+        for awaitable in awaitables:
+            if isinstance(awaitable, DurableFuture) and awaitable.belongs_to(self):
+                awaitable.refuse()
+            elif inspect.iscoroutine(awaitable):
+                awaitable.close()  # it has not begun
 
     def check_awaitable(self, awaitable: object, where: str) -> None:
         """Refuse what ``adopt`` cannot take.
@@ -306,6 +319,7 @@ class DurableFuture(Generic[T]):
         Raises:
             OrchestrationMisuse: always.
         """
+        self.refuse()
         raise OrchestrationMisuse(
             f"{self.description} cannot run on a session: call on_session on what schedule_activity returns"
         )
@@ -316,6 +330,7 @@ class DurableFuture(Generic[T]):
         Raises:
             OrchestrationMisuse: always.
         """
+        self.refuse()
         raise OrchestrationMisuse(
             f"{self.description} cannot have a tag: call with_tag on what schedule_activity returns"
         )
@@ -345,8 +360,13 @@ class DurableFuture(Generic[T]):
             waiter.on_settled(self)
 
     def cancel(self) -> None:
-        """Cancel it; without effect once it is settled."""
+        """Cancel it; without effect once it is settled. It need not be awaited: that raises an error."""
         raise NotImplementedError
+
+    def refuse(self) -> None:
+        """Note that a call with it was refused: it begins if it is awaited nevertheless, and need not be."""
+        self._scheduler.never_awaited.pop(self, None)
+        self.hold_back()
 
     def hold_back(self) -> bool:
         """Have it wait for `begin`, unless it has begun; returns whether it does."""
@@ -413,6 +433,7 @@ class CommandFuture(DurableFuture[T]):
 
     def cancel(self) -> None:
         """Cancel the command, and record that if it is scheduled."""
+        self._scheduler.mark_cancelled(self)
         if self.settled:
             return
         if self.schedule_id > 0:
@@ -435,7 +456,7 @@ class CommandFuture(DurableFuture[T]):
         self._scheduler.outstanding[self.schedule_id] = self
 
     def _cancelled_error(self) -> Exception:
-        return OrchestrationMisuse(f"{self.description} was cancelled, and is awaited afterwards")
+        return OrchestrationMisuse(f"{self.description} was cancelled, and is awaited afterwards: do not await it")
 
     def _settle_decoded(self, codec: Codec | None, text: str) -> None:
         try:
