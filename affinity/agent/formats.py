@@ -1,6 +1,7 @@
 """Events as the messages of the APIs of models, and back: chat completions of OpenAI, and messages of Anthropic.
 
-Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay exactly as they are. An input that is no
+Both are plain lists of dicts, so no SDK is needed. Ids of tool calls stay as they are; one that is empty, or that an
+earlier call has, is written as a new one, since the APIs know calls by it. An input that is no
 message, such as the end of a child, is a message of the user, with the text that `render_input` gives. Events that are
 no part of a talk (spans, statuses, requests for confirmation) have no message.
 
@@ -16,9 +17,11 @@ In the results of tools, only blocks that the API takes there stay blocks; any o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
@@ -39,6 +42,7 @@ from affinity.conversation.events import (
     RequestExpired,
     RevisitDue,
     RunEnded,
+    ToolConfirmation,
     ToolResult,
     ToolUse,
     UserInterrupt,
@@ -64,20 +68,65 @@ class Transcript(NamedTuple):
 class _Result(NamedTuple):
     """The result of one call."""
 
-    tool_use_id: str
+    tool_use_id: str  # in the messages
     content: Any
     is_error: bool
-    is_provisional: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A call of a tool in a message of the assistant, and its result, whenever this came."""
+
+    call: ToolUse | CustomToolUse
+    reply: _Assistant
+    tool_use_id: str  # in the messages
+    result: _Result | None = None
+    is_ended: bool = False
+    """It has a result that is not provisional."""
+
+
+@dataclass(slots=True, eq=False)
 class _Assistant:
-    """One message of the assistant: text, calls of tools, and their results, whenever these came."""
+    """One message of the assistant: text and calls of tools."""
 
     message_id: str
     content: Content | None = None
-    calls: list[ToolUse | CustomToolUse] = field(default_factory=list)
-    results: list[_Result] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+
+
+class _Calls:
+    """The calls of a talk, to which its results belong."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, _Call] = {}
+        self._by_id: defaultdict[str, list[_Call]] = defaultdict(list)  # of models, which may use one again
+        self._requests: dict[str, _Call] = {}  # of tools that the client runs
+        self._shown: set[str] = set()
+
+    def add(self, call: ToolUse | CustomToolUse, reply: _Assistant) -> _Call:
+        known = self._by_id[call_id(call)]
+        shown = call_id(call)
+        if not shown or shown in self._shown:
+            digest = sha256(to_json([call.call_key or call.message_id, call_id(call), len(known)])).hexdigest()
+            shown = f"call_{digest[:24]}"
+        self._shown.add(shown)
+        made = _Call(call, reply, shown)
+        known.append(made)
+        if call.call_key:
+            self._by_key[call.call_key] = made
+        if isinstance(call, CustomToolUse):
+            self._requests[call.request_id] = made
+        return made
+
+    def of_result(self, event: ToolResult) -> Sequence[_Call]:
+        """The calls to which a result may belong."""
+        if event.call_key:
+            return [self._by_key[event.call_key]] if event.call_key in self._by_key else []
+        return self._by_id.get(event.tool_use_id, [])
+
+    def of_request(self, request_id: str) -> Sequence[_Call]:
+        """The call of a tool that the client runs."""
+        return [self._requests[request_id]] if request_id in self._requests else []
 
 
 # -- events to messages
@@ -153,8 +202,8 @@ def to_anthropic(events: Iterable[JournalEvent], *, render: Render = render_inpu
             case UserMessage():
                 _add_blocks(found, "user", anthropic_blocks(_blocks(part.content)))
             case _Assistant():
-                calls = [_anthropic_call(call) for call in part.calls]
-                _add_blocks(found, "assistant", [*anthropic_blocks(_blocks(part.content)), *calls])
+                made = [_anthropic_call(each) for each in part.calls]
+                _add_blocks(found, "assistant", [*anthropic_blocks(_blocks(part.content)), *made])
             case _Result():
                 _add_blocks(found, "user", [_anthropic_result(part)])
     return found
@@ -168,52 +217,60 @@ def _parts(events: Iterable[JournalEvent], render: Render) -> Iterator[UserMessa
     a message.
     """
     talk: list[UserMessage | _Assistant | _Result] = []
-    open_calls: dict[str, list[_Assistant]] = {}  # by the id of the call; models may use one again
-    requests: dict[str, str] = {}  # of tools that the client runs: id of the call, by id of the request
+    calls = _Calls()
     for event in events:
         match event:
             case AgentMessage() | ToolUse() | CustomToolUse():
-                reply = talk[-1] if talk else None
-                if not (isinstance(reply, _Assistant) and _continues(reply, event)):
-                    talk.append(reply := _Assistant(event.message_id))
-                _add(reply, event)
-                if not isinstance(event, AgentMessage):
-                    open_calls.setdefault(call_id(event), []).append(reply)
-                if isinstance(event, CustomToolUse):
-                    requests[event.request_id] = call_id(event)
+                _add_to_reply(talk, calls, event)
             case UserMessage():
                 talk.append(event)
             case ToolResult():
-                _add_result(
-                    talk, open_calls, _Result(event.tool_use_id, event.result, event.is_error, event.provisional)
-                )
-            case CustomToolResult() if event.request_id in requests:
-                is_error = event.is_error or event.expired
-                _add_result(talk, open_calls, _Result(requests[event.request_id], event.result, is_error))
+                if owners := calls.of_result(event):
+                    _add_result(talk, owners, event.result, event.is_error, is_provisional=event.provisional)
+                else:  # its call is not among these events
+                    talk.append(_Result(event.tool_use_id, event.result, event.is_error))
+            case CustomToolResult() if owners := calls.of_request(event.request_id):
+                _add_result(talk, owners, event.result, event.is_error or event.expired)
             case _ if (content := render(event)) is not None:
                 talk.append(UserMessage(content))
     for part in talk:
         yield part
         if isinstance(part, _Assistant):  # results come in the order in which calls end
-            places = {call_id(call): place for place, call in enumerate(part.calls)}
-            yield from sorted(part.results, key=lambda result: places.get(result.tool_use_id, 0))
+            yield from [each.result for each in part.calls if each.result is not None]
+
+
+def _add_to_reply(
+    talk: list[UserMessage | _Assistant | _Result], calls: _Calls, event: AgentMessage | ToolUse | CustomToolUse
+) -> None:
+    reply = talk[-1] if talk else None
+    if not (isinstance(reply, _Assistant) and _continues(reply, event)):
+        talk.append(reply := _Assistant(event.message_id))
+    if isinstance(event, AgentMessage):
+        reply.content = event.content
+    else:
+        reply.calls.append(calls.add(event, reply))
 
 
 def _add_result(
-    talk: list[UserMessage | _Assistant | _Result], open_calls: Mapping[str, list[_Assistant]], result: _Result
+    talk: list[UserMessage | _Assistant | _Result],
+    owners: Sequence[_Call],
+    content: Any,
+    is_error: bool,
+    *,
+    is_provisional: bool = False,
 ) -> None:
-    """Give a result to the last call of its id without one; a second result of a call is left out."""
-    replies = open_calls.get(result.tool_use_id)
-    if replies is None:  # its call is not among these events
-        talk.append(result)
-    elif replies:
-        reply = replies.pop() if not result.is_provisional else replies[-1]
-        is_known = any(each.is_provisional and each.tool_use_id == result.tool_use_id for each in reply.results)
-        if not is_known:
-            reply.results.append(result)
-        elif not result.is_provisional:
-            call = next(each for each in reply.calls if call_id(each) == result.tool_use_id)
-            talk.append(late_result(call, result.content))
+    """Give a result to its call: of several, to the first without a result in the last reply that has one. A second
+    result of a call is left out.
+    """
+    left = [each for each in owners if not each.is_ended]
+    owner = next((each for each in left if each.reply is left[-1].reply), None)
+    if owner is None:
+        return
+    owner.is_ended = not is_provisional
+    if owner.result is None:
+        owner.result = _Result(owner.tool_use_id, content, is_error)
+    elif not is_provisional:
+        talk.append(late_result(owner.call, content))
 
 
 def late_result(call: ToolUse | CustomToolUse | None, result: Any) -> UserMessage:
@@ -224,14 +281,8 @@ def late_result(call: ToolUse | CustomToolUse | None, result: Any) -> UserMessag
 
 def _continues(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> bool:
     """Whether the event is of the same reply of the model."""
-    return event.message_id == reply.message_id and not reply.results and not isinstance(event, AgentMessage)
-
-
-def _add(reply: _Assistant, event: AgentMessage | ToolUse | CustomToolUse) -> None:
-    if isinstance(event, AgentMessage):
-        reply.content = event.content
-    else:
-        reply.calls.append(event)
+    has_results = any(each.result is not None for each in reply.calls)
+    return event.message_id == reply.message_id and not has_results and not isinstance(event, AgentMessage)
 
 
 def _openai_assistant(reply: _Assistant) -> Message:
@@ -242,17 +293,17 @@ def _openai_assistant(reply: _Assistant) -> Message:
     if reply.calls:
         message["tool_calls"] = [
             {
-                "id": call_id(call),
+                "id": each.tool_use_id,
                 "type": "function",
-                "function": {"name": call.tool, "arguments": arguments_text(call)},
+                "function": {"name": each.call.tool, "arguments": arguments_text(each.call)},
             }
-            for call in reply.calls
+            for each in reply.calls
         ]
     return message
 
 
-def _anthropic_call(call: ToolUse | CustomToolUse) -> Message:
-    return {"type": "tool_use", "id": call_id(call), "name": call.tool, "input": call.arguments}
+def _anthropic_call(made: _Call) -> Message:
+    return {"type": "tool_use", "id": made.tool_use_id, "name": made.call.tool, "input": made.call.arguments}
 
 
 def _anthropic_result(result: _Result) -> Message:
@@ -270,6 +321,11 @@ def _result_content(result: _Result) -> Any:
 def call_id(call: ToolUse | CustomToolUse) -> str:
     """The id by which the model knows the call."""
     return call.tool_use_id or (call.request_id if isinstance(call, CustomToolUse) else "")
+
+
+def is_of(event: ToolResult | ToolConfirmation, call: ToolUse | CustomToolUse) -> bool:
+    """Whether a result, or a request for confirmation, may be of this call. One without a key is known by the id."""
+    return event.call_key == call.call_key if event.call_key else event.tool_use_id == call_id(call)
 
 
 def arguments_text(call: ToolUse | CustomToolUse) -> str:
@@ -349,7 +405,9 @@ def _of_openai_assistant(message: Mapping[str, Any], message_id: str) -> Iterato
         yield AgentMessage(message.get("content") or "", message_id=message_id)
     for call in calls:
         function = call.get("function", {})
-        yield call_of(str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", "")), message_id)
+        yield call_of(
+            str(function.get("name", "")), function.get("arguments", ""), str(call.get("id") or ""), message_id
+        )
 
 
 def from_anthropic(messages: Iterable[Mapping[str, Any]]) -> Sequence[JournalEvent]:
@@ -393,7 +451,7 @@ def _of_anthropic_assistant(blocks: Sequence[Mapping[str, Any]], message_id: str
         yield AgentMessage(_content(shown), message_id=message_id)
     for block in blocks:
         if block.get("type") == "tool_use":
-            yield call_of(str(block.get("name", "")), block.get("input", {}), str(block.get("id", "")), message_id)
+            yield call_of(str(block.get("name", "")), block.get("input", {}), str(block.get("id") or ""), message_id)
 
 
 def _content(blocks: list[Any]) -> Content:
@@ -403,14 +461,14 @@ def _content(blocks: list[Any]) -> Content:
     return blocks
 
 
-def call_of(tool: str, arguments: Any, tool_use_id: str, message_id: str = "") -> ToolUse:
+def call_of(tool: str, arguments: Any, tool_use_id: str, message_id: str = "", call_key: str = "") -> ToolUse:
     """The call of a tool, its arguments a JSON object or the text of one; anything else is kept as text."""
     try:
         if isinstance(arguments, str):
             found = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
         else:
             found = from_json(to_json(arguments or {}))  # text that is no Unicode has no JSON form
-        return ToolUse(tool, found, tool_use_id, message_id=message_id)
+        return ToolUse(tool, found, tool_use_id, message_id=message_id, call_key=call_key)
     except (TypeError, ValueError):
         raw = str(arguments).encode(errors="backslashreplace").decode()
-        return ToolUse(tool, {}, tool_use_id, message_id=message_id, raw_arguments=raw)
+        return ToolUse(tool, {}, tool_use_id, message_id=message_id, raw_arguments=raw, call_key=call_key)

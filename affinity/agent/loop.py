@@ -206,7 +206,7 @@ class _Loop(ToolCalls):
 
     def _announce(self, waiting: OpenCall) -> None:
         """Append a provisional result. Among the events it stands behind its call, before newer events."""
-        event = ToolResult(call_id(waiting.call), _WAITS, provisional=True)
+        event = ToolResult(call_id(waiting.call), _WAITS, provisional=True, call_key=waiting.call.call_key)
         self._wake.append(event)
         events = self._events if any(each is waiting.call for each in self._events) else self._earlier
         places = [
@@ -281,7 +281,7 @@ class _Loop(ToolCalls):
                 return "invalid_reply"
             usage = {}
         for number, call in enumerate(calls):
-            self._append_call(call, message_id, usage if number == 0 else {})
+            self._append_call(call, message_id, f"{message_id}.{number}", usage if number == 0 else {})
         if calls:
             return None
         return "answer" if is_whole else "unknown_finish_reason"
@@ -301,17 +301,16 @@ class _Loop(ToolCalls):
     def _message_id(self) -> str:
         return f"{self._wake.id}.{self._wake.attempt}.{self._rounds}"
 
-    def _append_call(self, call: ToolCall, message_id: str, usage: dict[str, int]) -> None:
+    def _append_call(self, call: ToolCall, message_id: str, key: str, usage: dict[str, int]) -> None:
         """Append a call. Of one that no journal takes the beginning is appended, and its result is the error."""
+        tool_use_id = call.tool_use_id or ""
         try:
-            made = call_of(call.tool, call.arguments, call.tool_use_id, message_id).model_copy(update={"usage": usage})
+            made = call_of(call.tool, call.arguments, tool_use_id, message_id, key).model_copy(update={"usage": usage})
             if not self._require_result(made):
                 self._append(made)
         except (PayloadTooLarge, NotSerializable, ValidationError) as error:
-            tool, tool_use_id, raw = (
-                truncate(str(each), MAX_ID_BYTES) for each in (call.tool, call.tool_use_id, call[2])
-            )
-            cut = ToolUse(tool, {}, tool_use_id, usage=usage, message_id=message_id, raw_arguments=raw)
+            tool, short_id, raw = (truncate(str(each), MAX_ID_BYTES) for each in (call.tool, tool_use_id, call[2]))
+            cut = ToolUse(tool, {}, short_id, usage=usage, message_id=message_id, raw_arguments=raw, call_key=key)
             self._append(cut)
             kind: ToolErrorKind = "invalid_tool_arguments" if call.tool in self._tools else "unknown_tool"
             self._refused[id(cut)] = error_result(cut, kind, problem_of(error))

@@ -15,7 +15,7 @@ from affinity.errors import InvalidInput, problem_of
 class ToolCall(NamedTuple):
     """A call of a tool, as a model gives it."""
 
-    tool_use_id: str
+    tool_use_id: str  # empty: it has given none
     tool: str
     arguments: str | Mapping[str, Any]  # JSON text of an object, or the object
 
@@ -40,7 +40,7 @@ class ModelReply:
             choice = response["choices"][0]
             message = choice["message"]
             calls = [
-                ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+                ToolCall(call.get("id") or "", call["function"]["name"], call["function"]["arguments"])
                 for call in message.get("tool_calls") or ()
             ]
         except (AttributeError, LookupError, TypeError) as error:
@@ -63,7 +63,7 @@ class ModelReply:
             raise InvalidInput("the response is no message: it has no content")
         try:
             shown = [block for block in blocks if block.get("type") != "tool_use"]
-            calls = [ToolCall(b["id"], b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"]
+            calls = [ToolCall(b.get("id") or "", b["name"], b["input"]) for b in blocks if b.get("type") == "tool_use"]
         except (AttributeError, LookupError, TypeError) as error:
             raise InvalidInput(f"the response is no message: {problem_of(error)}") from error
         text = text_of(shown) if all(block.get("type") == "text" for block in shown) else shown

@@ -67,7 +67,12 @@ class ToolCalls:
         if known is None or not known.runs_on_client or call.raw_arguments is not None:
             return False
         request = CustomToolUse(
-            call.tool, call.arguments, call.tool_use_id, message_id=call.message_id, usage=call.usage
+            call.tool,
+            call.arguments,
+            call.tool_use_id,
+            message_id=call.message_id,
+            usage=call.usage,
+            call_key=call.call_key,
         )
         if not isinstance(checked_arguments(self._tools, request), BaseModel):
             return False
@@ -122,7 +127,7 @@ class ToolCalls:
             return error_result(call, "outcome_unknown", _INTERRUPTED)
         arguments = checked_arguments(self._tools, call)
         if not isinstance(arguments, BaseModel):
-            return ToolResult(call.tool_use_id, arguments, is_error=True)
+            return ToolResult(call.tool_use_id, arguments, is_error=True, call_key=call.call_key)
         if opened.is_interrupted or (request_id is not None and (answer is None or not answer.allowed)):
             return error_result(call, "refused", _NOT_RUN if opened.is_interrupted else _refusal(answer))
         return self._prepare(opened, call, arguments, is_allowed=answer is not None)
@@ -139,7 +144,8 @@ class ToolCalls:
                 return _Ready(call, arguments, known.resource_key(given), opened.key, once)
             if self._waits_already(call):
                 return error_result(call, "refused", _WAITS_ALREADY)
-            self._require(ToolConfirmation(call.tool, call.arguments, call.tool_use_id), known)
+            asked = ToolConfirmation(call.tool, call.arguments, call.tool_use_id, call_key=call.call_key)
+            self._require(asked, known)
         except Exception as error:  # of the application, or there are as many requests as there may be
             return _exception(call, error)
         return None
@@ -172,12 +178,12 @@ class ToolCalls:
         if ready.once is not None and not await self._wake.begin_once(ready.once):
             return error_result(call, "outcome_unknown", _UNKNOWN)
         try:
-            shown = self._wake.stream_tool(call.tool, call.tool_use_id, call.arguments)
+            shown = self._wake.stream_tool(call.tool, call.tool_use_id, call.arguments, call_key=call.call_key)
             with self._wake.span(call.tool), shown:
                 about = {"gen_ai.tool.name": call.tool, "gen_ai.tool.call.id": call.tool_use_id}
                 annotate({"gen_ai.operation.name": "execute_tool", **about})
                 result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
-            return ToolResult(call.tool_use_id, result)
+            return ToolResult(call.tool_use_id, result, call_key=call.call_key)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
             return _exception(call, error)
 
@@ -205,7 +211,7 @@ class ToolCalls:
 
 def error_result(call: ToolUse | CustomToolUse, kind: ToolErrorKind, message: str, **fields: JsonValue) -> ToolResult:
     """The result of a call that was not run, or has failed."""
-    return ToolResult(call_id(call), error_value(kind, message, **fields), is_error=True)
+    return ToolResult(call_id(call), error_value(kind, message, **fields), is_error=True, call_key=call.call_key)
 
 
 def _exception(call: ToolUse, error: BaseException) -> ToolResult:

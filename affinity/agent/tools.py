@@ -58,7 +58,7 @@ class ToolContext:
 
     wake: Wake
     tool_use_id: str
-    """By which the model knows the call; it may use one again."""
+    """By which the model knows the call; other calls may have the same one, or it may be empty."""
     idempotency_key: str
     """An idempotency key of this call, for the service that it calls: the same in each attempt, and used by no other
     call.

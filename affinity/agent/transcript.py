@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple, TypeAlias
 
-from affinity.agent.formats import Render, call_id, late_result
+from pydantic_core import to_json
+
+from affinity.agent.formats import Render, call_id, is_of, late_result
 from affinity.conversation.events import (
     ConfirmationAnswer,
     Content,
@@ -196,17 +198,21 @@ async def _earlier_calls(wake: Wake, events: Iterable[JournalEvent]) -> list[Jou
 
 def name_late(events: Iterable[JournalEvent], calls: Iterable[JournalEvent]) -> list[JournalEvent]:
     """The events with each result whose call is not among them as a message. ``calls``: where the call may be."""
-    there: set[str] = set()
+    keys: set[str] = set()
+    ids: set[str] = set()
+    requests: set[str] = set()
     found: list[JournalEvent] = []
     known = [each for each in calls if isinstance(each, ToolUse | CustomToolUse)]
     for event in events:
         if isinstance(event, ToolUse | CustomToolUse):
-            there |= {call_id(event), event.request_id if isinstance(event, CustomToolUse) else ""}
+            keys.add(event.call_key)
+            ids.add(call_id(event))
+            requests.add(event.request_id if isinstance(event, CustomToolUse) else "")
         match event:
-            case ToolResult() if event.tool_use_id not in there:
-                call = next((each for each in reversed(known) if call_id(each) == event.tool_use_id), None)
+            case ToolResult() if event.call_key not in keys if event.call_key else event.tool_use_id not in ids:
+                call = next((each for each in reversed(known) if is_of(event, each)), None)
                 found += [] if event.provisional else [late_result(call, event.result)]
-            case CustomToolResult() if event.request_id not in there:
+            case CustomToolResult() if event.request_id not in requests:
                 asked = [each for each in known if isinstance(each, CustomToolUse)]
                 call = next((each for each in asked if each.request_id == event.request_id), None)
                 found.append(late_result(call, event.result))
@@ -239,13 +245,13 @@ def open_calls(events: Iterable[JournalEvent]) -> list[OpenCall]:
     A model may use the id of a call again, also in one reply: what was asked and answered counts for one call only.
     """
     found: list[OpenCall] = []
-    numbers: Counter[tuple[str, str]] = Counter()
+    numbers: Counter[tuple[str, str]] = Counter()  # of calls without a key
     for event in events:
         match event:
             case ToolUse():
                 name = (event.message_id, event.tool_use_id)
-                numbers[name] += 1
-                found.append(OpenCall(event, _key(*name, numbers[name])))
+                numbers[name] += not event.call_key
+                found.append(OpenCall(event, event.call_key or _key(*name, numbers[name])))
             case CustomToolUse():
                 found.append(OpenCall(event, event.request_id, event.request_id))
             case ToolConfirmation():
@@ -264,14 +270,14 @@ def open_calls(events: Iterable[JournalEvent]) -> list[OpenCall]:
 
 
 def _ask(calls: Iterable[OpenCall], event: ToolConfirmation) -> None:
-    asked = [each for each in calls if each.request_id is None and call_id(each.call) == event.tool_use_id]
+    asked = [each for each in calls if each.request_id is None and is_of(event, each.call)]
     asked.sort(key=lambda each: (each.call.tool, each.call.arguments) != (event.tool, event.arguments))
     for each in asked[:1]:
         each.request_id = event.request_id
 
 
 def _end(calls: list[OpenCall], event: ToolResult) -> None:
-    ended = [each for each in calls if call_id(each.call) == event.tool_use_id]
+    ended = [each for each in calls if is_of(event, each.call)]
     if event.provisional:
         ended.sort(key=lambda each: each.is_announced or each.request_id is None)
         for each in ended[:1]:
@@ -283,5 +289,5 @@ def _end(calls: list[OpenCall], event: ToolResult) -> None:
 
 
 def _key(message_id: str, tool_use_id: str, number: int) -> str:
-    """Names a call: the id that the model gave it may be of any length, and used again."""
-    return sha256(f"{message_id}\n{tool_use_id}\n{number}".encode()).hexdigest()
+    """Names a call without a key: its id may be of any length, and used again."""
+    return sha256(to_json([message_id, tool_use_id, number])).hexdigest()

@@ -218,6 +218,7 @@ class ToolUse(JournalEvent):
     usage: dict[str, int] = Field(default_factory=dict)  # of the model's call, if no message has it
     message_id: str = ""
     raw_arguments: str | None = None  # as the model gave them, if that was no JSON object
+    call_key: str = ""  # unique: by it a result belongs to its call; the ids of models repeat. Empty: by the id
     kind: Literal["agent.tool_use"] = "agent.tool_use"
 
 
@@ -228,6 +229,7 @@ class ToolResult(JournalEvent):
     result: JsonValue = None
     is_error: bool = False
     provisional: bool = False  # the call waits for an answer: another result follows
+    call_key: str = ""  # of the call
     kind: Literal["agent.tool_result"] = "agent.tool_result"
 
 
@@ -242,6 +244,7 @@ class ToolConfirmation(RequestEvent):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     tool_use_id: str = ""
     request_id: str = ""  # set by `Wake.require`
+    call_key: str = ""  # of the call
     kind: Literal["agent.tool_confirmation"] = "agent.tool_confirmation"
 
 
@@ -254,6 +257,7 @@ class CustomToolUse(RequestEvent):
     usage: dict[str, int] = Field(default_factory=dict)
     message_id: str = ""
     request_id: str = ""  # set by `Wake.require`
+    call_key: str = ""  # as of `ToolUse`
     kind: Literal["agent.custom_tool_use"] = "agent.custom_tool_use"
 
 

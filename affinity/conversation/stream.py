@@ -106,7 +106,8 @@ class ToolStarted(_AttemptItem):
 
     number: int  # as of `Streamed`
     tool: str
-    tool_use_id: str  # of the model
+    tool_use_id: str  # of the model, which may use one again
+    call_key: str = ""  # of the `ToolUse`; unique in the conversation
     # Of `limits.MAX_STREAMED_ARGUMENTS`: of a longer value the beginning of its JSON, as a text.
     arguments: Mapping[str, Any]
 
@@ -122,6 +123,7 @@ class ToolEnded(_AttemptItem):
     number: int  # as of `Streamed`
     tool_use_id: str
     is_error: bool  # the tool has raised
+    call_key: str = ""  # as of the `ToolStarted`
 
     kind: ClassVar[str] = "stream.tool_ended"
 
@@ -147,10 +149,10 @@ def read_part(part: StreamPart) -> StreamItem:
         return Streamed(value=found, **at)
     match found[MARK]:
         case "tool_started":
-            names = ("tool", "tool_use_id", "arguments")
+            names = ("tool", "tool_use_id", "call_key", "arguments")
             return ToolStarted(**{name: found[name] for name in names}, **at)
         case "tool_ended":
-            return ToolEnded(tool_use_id=found["tool_use_id"], is_error=found["is_error"], **at)
+            return ToolEnded(**{name: found[name] for name in ("tool_use_id", "call_key", "is_error")}, **at)
         case _:
             return Streamed(value=found.get("value"), **at)
 
@@ -182,7 +184,8 @@ class StreamWriter:
         self._read = read
         self._kept: list[StreamPart] = []  # that no commit has replaced yet
         self._first = 1  # number of the first of them
-        self._running: dict[str, str] = {}  # payloads of the calls of tools that run
+        self._running: dict[str, tuple[str, str]] = {}  # by key: id and payload of the calls of tools that run
+        self._calls = 0
         self._ended: list[str] = []  # payloads of ends of calls since the last committed part of the wake
         self._tool_size = 0
 
@@ -209,28 +212,32 @@ class StreamWriter:
         self.is_used = True
         self._streams.note(self)
 
-    def start_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any]) -> None:
-        """Show that a call of a tool runs: see `ToolStarted`.
+    def start_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any], call_key: str = "") -> str:
+        """Show that a call of a tool runs: see `ToolStarted`. Returns its key, a new one unless it is given.
 
         Raises:
             NotSerializable: the arguments have no JSON form.
             PayloadTooLarge: they are nested too deep.
         """
-        about = {"tool": tool, "tool_use_id": tool_use_id, "arguments": _cut(arguments)}
+        self._calls += 1
+        key = call_key or f"{self.wake_id}.{self.attempt}.call.{self._calls}"
+        about = {"tool": tool, "tool_use_id": tool_use_id, "call_key": key, "arguments": _cut(arguments)}
         payload = check_depth(_json_of({MARK: "tool_started", **about}), "a call of a tool")
-        self._running[tool_use_id] = payload
+        self._running[key] = (tool_use_id, payload)
         self._show(payload)
+        return key
 
-    def end_tool(self, tool_use_id: str, *, is_error: bool) -> None:
+    def end_tool(self, call_key: str, *, is_error: bool) -> None:
         """Show that it has ended: see `ToolEnded`."""
-        self._running.pop(tool_use_id, None)
-        self._ended.append(_json_of({MARK: "tool_ended", "tool_use_id": tool_use_id, "is_error": is_error}))
+        tool_use_id, _ = self._running.pop(call_key, ("", ""))
+        about = {"tool_use_id": tool_use_id, "call_key": call_key, "is_error": is_error}
+        self._ended.append(_json_of({MARK: "tool_ended", **about}))
         self._show(self._ended[-1])
 
     def show_again(self) -> None:
         """Show the calls of tools again: the commit of a part of the wake has removed all streamed parts."""
         ended, self._ended = self._ended, []
-        for payload in (*ended, *self._running.values()):
+        for payload in (*ended, *[payload for _, payload in self._running.values()]):
             self._show(payload)
 
     def _show(self, payload: str) -> None:

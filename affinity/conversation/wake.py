@@ -201,21 +201,24 @@ class Wake(CommonCalls[None], RunCalls):
         self._parts.stream.write(value)
 
     @contextmanager
-    def stream_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /) -> Iterator[None]:
+    def stream_tool(
+        self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /, *, call_key: str = ""
+    ) -> Iterator[None]:
         """Show readers that a call of a tool runs, in the block: as `ToolStarted`, and `ToolEnded`, which is an error
-        if the block raises. `run_loop` does it for each call.
+        if the block raises. `run_loop` does it for each call. ``call_key``: as of the call's `ToolUse`; by default a
+        new one.
 
         Raises:
             NotSerializable, PayloadTooLarge: the arguments have no JSON form, or are nested too deep.
         """
         stream = self._parts.stream
-        stream.start_tool(tool, tool_use_id, arguments)
+        key = stream.start_tool(tool, tool_use_id, arguments, call_key)
         try:
             yield
         except BaseException:
-            stream.end_tool(tool_use_id, is_error=True)
+            stream.end_tool(key, is_error=True)
             raise
-        stream.end_tool(tool_use_id, is_error=False)
+        stream.end_tool(key, is_error=False)
 
     def finish(self, result: JsonValue = None) -> None:
         """End the delegations of this conversation with this result, with the wake's commit.

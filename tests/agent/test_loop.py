@@ -91,7 +91,9 @@ class FakeWake:
         self.streamed.append(value)
 
     @contextmanager
-    def stream_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any]) -> Iterator[None]:
+    def stream_tool(
+        self, tool: str, tool_use_id: str, arguments: Mapping[str, Any], *, call_key: str
+    ) -> Iterator[None]:
         self.shown.append((tool, tool_use_id, dict(arguments)))
         yield
 
@@ -127,11 +129,12 @@ class FakeWake:
 
     @property
     def results(self) -> list[ToolResult]:
-        """In the order of the calls: they are appended as these end."""
-        calls = [event.tool_use_id for event in self.appended if isinstance(event, ToolUse)]
+        """In the order of the calls, which they are not appended in; without their keys."""
+        calls = [event.call_key or event.tool_use_id for event in self.appended if isinstance(event, ToolUse)]
         places = {name: place for place, name in reversed(list(enumerate(calls)))}
         found = [event for event in self.appended if isinstance(event, ToolResult)]
-        return sorted(found, key=lambda result: places.get(result.tool_use_id, -1))
+        found.sort(key=lambda result: places.get(result.call_key or result.tool_use_id, -1))
+        return [each.model_copy(update={"call_key": ""}) for each in found]
 
 
 class Script:

@@ -242,12 +242,13 @@ async def test_the_first_part_says_up_to_where_the_inputs_were_read(is_tool: boo
 async def test_calls_of_tools_go_with_the_values_and_are_shown_again_behind_a_part_of_the_wake() -> None:
     journals = Journals()
     writer = journals.streams().open("s", 1, "w", 1)
-    writer.start_tool("look", "1", {"at": "x"})
+    first = writer.start_tool("look", "1", {"at": "x"}, "k")
     writer.write("a")
-    writer.start_tool("look", "2", {"at": "y"})
+    second = writer.start_tool("look", "1", {"at": "x"})  # models use an id again
+    assert (first, second) == ("k", "w.1.call.2")
     await until(lambda: _true(len(journals.items()) == 3))
     assert len(journals.calls) == 1
-    writer.end_tool("1", is_error=False)
+    writer.end_tool(first, is_error=False)
     await writer.settle()  # the entries of a part replace what is not written
     writer.write("b")
     writer.show_again()
@@ -255,10 +256,10 @@ async def test_calls_of_tools_go_with_the_values_and_are_shown_again_behind_a_pa
     at: dict[str, Any] = {"wake_id": "w", "attempt": 1}
     assert journals.items()[3:] == [
         Streamed(number=4, value="b", **at),
-        ToolEnded(number=5, tool_use_id="1", is_error=False, **at),
-        ToolStarted(number=6, tool="look", tool_use_id="2", arguments={"at": "y"}, **at),
+        ToolEnded(number=5, tool_use_id="1", call_key=first, is_error=False, **at),
+        ToolStarted(number=6, tool="look", tool_use_id="1", call_key=second, arguments={"at": "x"}, **at),
     ]
-    writer.end_tool("2", is_error=True)
+    writer.end_tool(second, is_error=True)
     writer.show_again()
     writer.show_again()
     await until(lambda: _true(len(journals.items()) == 7))
@@ -267,7 +268,8 @@ async def test_calls_of_tools_go_with_the_values_and_are_shown_again_behind_a_pa
         "wake_id": "w",
         "attempt": 1,
         "number": 7,
-        "tool_use_id": "2",
+        "tool_use_id": "1",
+        "call_key": second,
         "is_error": True,
     }
 
@@ -290,7 +292,7 @@ async def test_arguments_are_cut_and_calls_have_a_bound_of_their_own() -> None:
     with pytest.raises(NotSerializable):
         writer.start_tool("write", "3", {"a": object()})
     for n in range(2 * MAX_STREAMED_TOOLS // 1000):
-        writer.end_tool(f"{n}" * 200, is_error=False)
+        writer.end_tool(writer.start_tool("write", f"{n}" * 200, {}), is_error=False)
     writer.write("a")
     await until(
         lambda: _true(journals.items()[-1] == Streamed(wake_id="w", attempt=1, number=_last(journals), value="a"))

@@ -39,7 +39,7 @@ _WAKES = ("WAKE", "ATTEMPT", "OUTCOME", "PROCESSED", "WHY")
 _DEAD_LETTERS = ("NUMBER", "KIND", "ERROR", "FAILED", "RETRIED AS")
 _REQUESTS = ("REQUEST", "KIND", "WHAT", "SINCE", "UNTIL")
 _INBOX = ("CONVERSATION", *_REQUESTS, "OWNER", "TITLE")
-_META = frozenset({"kind", "usage", "message_id", "span", "started_at", "worker", "attempt"})
+_META = frozenset({"kind", "usage", "message_id", "call_key", "span", "started_at", "worker", "attempt"})
 
 
 @command("list", short_help="List conversations.")
@@ -256,7 +256,8 @@ def line_of(item: FeedItem) -> str:
         case ToolStarted():
             return printable(f"{'':>6}  > {item.tool} {compact(item.arguments)}").replace("\n", " ")
         case ToolEnded():
-            return printable(f"{'':>6}  < {item.tool_use_id}{' failed' if item.is_error else ''}").replace("\n", " ")
+            name = f"{item.tool_use_id or item.call_key}{' failed' if item.is_error else ''}"
+            return printable(f"{'':>6}  < {name}").replace("\n", " ")
         case Retracted():
             return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
     text = _text_of(item.event)

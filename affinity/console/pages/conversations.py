@@ -176,7 +176,7 @@ async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
 def _entries(entries: Sequence[JournalEntry], payloads: Payloads) -> Sequence[EntryRow]:
     """The rows of entries. A result of a tool has the tool's name if its call is among them."""
     calls = [each.event for each in entries if isinstance(each.event, (ToolUse, CustomToolUse, ToolConfirmation))]
-    tools = {each.tool_use_id: each.tool for each in calls}
+    tools = {name: each.tool for each in calls for name in (each.tool_use_id, each.call_key)}
     return [_entry(each, tools, payloads) for each in entries]
 
 
@@ -188,7 +188,8 @@ def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) ->
             about, value = event.tool, event.arguments if event.raw_arguments is None else event.raw_arguments
         case ToolResult():
             marks = ["failed"] * event.is_error + ["provisional"] * event.provisional
-            about, value = " ".join([tools.get(event.tool_use_id, event.tool_use_id), *marks]), event.result
+            tool = tools.get(event.call_key or event.tool_use_id, event.tool_use_id)
+            about, value = " ".join([tool, *marks]), event.result
         case _:
             try:
                 value = _said(json.loads(entry.to_json())["event"])
@@ -200,7 +201,7 @@ def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) ->
 
 def _said(event: dict[str, Any]) -> Any:
     """The text of a message that has no other field but its usage; else the event."""
-    meta = ("kind", "usage", "message_id")
+    meta = ("kind", "usage", "message_id", "call_key")
     fields = {
         name: value for name, value in event.items() if name not in meta and value not in ({}, [], "", None, False)
     }
@@ -225,7 +226,7 @@ def part_text(item: StreamItem) -> str:
         case ToolStarted():
             return f"\n> {item.tool} {json.dumps(dict(item.arguments), ensure_ascii=False)}\n"
         case ToolEnded():
-            return f"\n< {item.tool_use_id}{' failed' if item.is_error else ''}\n"
+            return f"\n< {item.tool_use_id or item.call_key}{' failed' if item.is_error else ''}\n"
 
 
 # -- forks
