@@ -109,7 +109,7 @@ def _fitted(text: str, width: int) -> str:
 def pairs(values: Iterable[tuple[str, object]]) -> None:
     """Print names and values, one a line; without None."""
     shown = [(name, value) for name, value in values if value is not None]
-    width = max(len(name) for name, _ in shown)
+    width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         click.echo(f"{name:<{width}}  {printable(value)}")
 

@@ -19,7 +19,7 @@ from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.worker import RuntimeOptions, Worker
-from affinity.worker.options import describe_options
+from affinity.worker.options import NONE, describe_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,8 +36,20 @@ def _runtime_options(function: F) -> F:
     """Give the command a flag for each of `RuntimeOptions`, which reads the environment and checks the values."""
     for option in reversed(describe_options()):
         text = f"{option.description.replace('`', '')}  [default: {option.default}]"
-        function = click.option(option.flag, option.name, type=option.type, help=text)(function)
+        kind = _OrNone(option.type) if option.has_none else option.type
+        function = click.option(option.flag, option.name, type=kind, help=text)(function)
     return function
+
+
+class _OrNone(click.ParamType):
+    """The type of an option that may be none: so that a flag lifts what a variable sets."""
+
+    def __init__(self, kind: type[int | float | str]) -> None:
+        self._kind = click.types.convert_type(kind)
+        self.name = f"{self._kind.name} or {NONE}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NONE if str(value).strip().lower() == NONE else self._kind.convert(value, param, ctx)
 
 
 @command()

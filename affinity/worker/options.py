@@ -57,6 +57,14 @@ _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|
 SPREAD: Final = "spread"
 PACK: Final = "pack"
 
+NONE: Final = "none"
+"""The text for None, in variables and flags of options that may be None."""
+
+_WITH_NONE: Final = (
+    *("session_move_retention", "audit_retention", "instance_retention", "history_retention", "journal_retention"),
+    *("journal_max_entries", "journal_max_bytes", "code_version", "metrics_port"),
+)
+
 NOT_BELOW: Final = (
     ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must be locked for as long as its work"),
     ("worker_lease_timeout", "poll_interval", "s", "a worker polls at least once in a lease"),
@@ -202,6 +210,11 @@ class RuntimeOptions(BaseModel):
         """Interruptions from which an activity runs alone: half of ``max_attempts``, and at least one."""
         return (self.max_attempts + 1) // 2
 
+    @field_validator(*_WITH_NONE, mode="before")
+    @classmethod
+    def _read_none(cls, value: object) -> object:
+        return None if isinstance(value, str) and value.strip().lower() == NONE else value
+
     @field_validator("tags", mode="before")
     @classmethod
     def _split_tags(cls, value: object) -> object:
@@ -265,6 +278,7 @@ class OptionDescription:
     name: str
     flag: str
     type: type[int | float | str]
+    has_none: bool  # it takes "none" too
     default: str
     description: str  # in the markup of docstrings
 
@@ -277,6 +291,7 @@ def describe_options() -> Sequence[OptionDescription]:
             name=name,
             flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
             type=(kind := _type_of(field.annotation)),
+            has_none=name in _WITH_NONE,
             default=_default_text(name, field.default, kind),
             description=" ".join(texts[name].split()),
         )

@@ -13,7 +13,7 @@ from affinity import RuntimeOptions
 from affinity.cli import main
 from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.loading import load_app
-from affinity.cli.output import cell, clock, printable, seconds, table
+from affinity.cli.output import cell, clock, pairs, printable, seconds, table
 from affinity.cli.shell import exit_code
 from affinity.cli.worker import worker
 from affinity.errors import (
@@ -52,6 +52,13 @@ def test_help_teaches_by_example_and_documents_exit_codes() -> None:
     assert '  affinity start conversation --id chat-17 --input \'{"topic": "tea"}\'\n' in text
     for code in ("0", "1", "2", "3", "4", "5", "6", "130"):
         assert f"\n    {code:<3}  " in text
+
+
+@pytest.mark.parametrize("values", [[], [("messages", None)], [("", None), ("name", None)]])
+def test_nothing_to_show_is_shown(values: list[tuple[str, object]], capsys: pytest.CaptureFixture[str]) -> None:
+    pairs(values)
+    table(["NAME"], [], empty="no rows")
+    assert capsys.readouterr() == ("", "no rows\n")
 
 
 @pytest.mark.parametrize("name", main.list_commands(CONTEXT))

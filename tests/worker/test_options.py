@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from affinity import RuntimeOptions
+from affinity.cli.worker import worker
 from affinity.errors import InvalidOptions
+from affinity.worker.options import OptionDescription, describe_options
 
 
 def test_the_defaults_are_as_documented() -> None:
@@ -116,3 +118,22 @@ def test_metrics_are_for_this_machine_unless_the_environment_sets_the_port() -> 
     assert RuntimeOptions.from_environment(environ).metrics_host == "0.0.0.0"  # noqa: S104
     assert RuntimeOptions.from_environment(environ, metrics_port=1).metrics_host == "127.0.0.1"
     assert RuntimeOptions.from_environment(environ | {"AFFINITY_METRICS_HOST": "::1"}).metrics_host == "::1"
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in describe_options() if option.has_none], ids=lambda one: one.name
+)
+def test_none_is_given_by_variable_and_flag(option: OptionDescription) -> None:
+    """Whatever may be None: a variable keeps it forever, and a flag lifts what a variable sets."""
+    variable = f"AFFINITY_{option.name.upper()}"
+    for text in ("none", "None"):
+        assert getattr(RuntimeOptions.from_environment({variable: text}), option.name) is None
+    flag = next(param for param in worker.params if param.name == option.name)
+    value = flag.type.convert("none", flag, None)
+    set_by_variable = {variable: "86400" if option.type is not str else "v1"}
+    assert getattr(RuntimeOptions.from_environment(set_by_variable, **{option.name: value}), option.name) is None
+
+
+def test_the_options_with_none_are_those_that_may_be_none() -> None:
+    may_be = [name for name, field in RuntimeOptions.model_fields.items() if type(None) in get_args(field.annotation)]
+    assert [option.name for option in describe_options() if option.has_none] == may_be
