@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from math import ceil, isfinite
@@ -406,6 +406,23 @@ def check_choice(name: str, value: object, choices: object, error: type[InvalidI
     """Raise ``error`` unless it is one of the values of a ``Literal``."""
     if value not in get_args(choices):
         raise error(f"{name} = {value!r:.80}: must be one of {', '.join(get_args(choices))}")
+
+
+def several(value: object, what: str, allowed: Collection[str] = ()) -> list[str]:
+    """Return the texts of an argument that takes one or several; a text is one, and not its letters.
+
+    Raises:
+        InvalidInput: it is no text and no collection of texts, or one is not among ``allowed``, if any are named.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+        raise InvalidInput(f"{what} = {value!r:.80}: must be a text, or several")
+    found = [*texts]
+    for text in found:
+        if not isinstance(text, str) or (allowed and text not in allowed):
+            remedy = f"must be among {', '.join(allowed)}" if allowed else "must be a text"
+            raise InvalidInput(f"{what} = {text!r:.80}: {remedy}")
+    return found
 
 
 def seconds_of(what: str, value: object) -> float:

@@ -23,6 +23,8 @@ from affinity.worker.options import NONE, describe_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_NUMBERS: Final = {int: "INTEGER", float: "FLOAT"}
+
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 STUCK_SECONDS: Final = 1.0
@@ -36,20 +38,11 @@ def _runtime_options(function: F) -> F:
     """Give the command a flag for each of `RuntimeOptions`, which reads the environment and checks the values."""
     for option in reversed(describe_options()):
         text = f"{option.description.replace('`', '')}  [default: {option.default}]"
-        kind = _OrNone(option.type) if option.has_none else option.type
-        function = click.option(option.flag, option.name, type=kind, help=text)(function)
+        kind, metavar = option.type, None
+        if option.has_none:  # the flag lifts what a variable sets; `RuntimeOptions` reads the number
+            kind, metavar = str, f"{_NUMBERS.get(option.type, 'TEXT')}|{NONE}"
+        function = click.option(option.flag, option.name, type=kind, metavar=metavar, help=text)(function)
     return function
-
-
-class _OrNone(click.ParamType):
-    """The type of an option that may be none: so that a flag lifts what a variable sets."""
-
-    def __init__(self, kind: type[int | float | str]) -> None:
-        self._kind = click.types.convert_type(kind)
-        self.name = f"{self._kind.name} or {NONE}"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return NONE if str(value).strip().lower() == NONE else self._kind.convert(value, param, ctx)
 
 
 @command()

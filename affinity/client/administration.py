@@ -23,7 +23,7 @@ from affinity.client.calls import (
 from affinity.client.inspection import Inspection
 from affinity.client.resets import Cut, ResetPreview, build_reset, cut_history, preview_of
 from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
-from affinity.limits import MAX_RETENTION_SECONDS, check_age, check_id
+from affinity.limits import MAX_RETENTION_SECONDS, check_age, check_id, several
 from affinity.provider.contract import (
     FINISHED,
     Hint,
@@ -293,7 +293,7 @@ class Administration(Inspection):
         self,
         *,
         older_than: float,
-        status: Collection[EndedStatus] = COMPLETED,
+        status: EndedStatus | Collection[EndedStatus] = COMPLETED,
         dry_run: bool = False,
         progress: PruneProgress = no_progress,
     ) -> PrunedInstances:
@@ -305,7 +305,7 @@ class Administration(Inspection):
 
         Args:
             older_than: seconds since the end, by the database's clock.
-            status: how they ended.
+            status: how they ended; one, or several.
             dry_run: change nothing.
             progress: called after each step with the number of instances so far.
 
@@ -313,9 +313,9 @@ class Administration(Inspection):
             InvalidInput: an age or a status is out of range.
         """
         check_age("older_than", older_than)
-        wanted = frozenset(status)
-        if not wanted or not wanted <= FINISHED:
-            raise InvalidInput(f"status = {sorted(wanted)!r}: name some of {', '.join(sorted(FINISHED))}")
+        wanted = frozenset(several(status, "status", sorted(FINISHED)))
+        if not wanted:
+            raise InvalidInput(f"status: name some of {', '.join(sorted(FINISHED))}")
         roots = instances = 0
         step = partial(self._provider.prune_instances, wanted, older_than, dry_run=dry_run)
         pruned = await retry(step)

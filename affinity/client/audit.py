@@ -11,6 +11,7 @@ from typing import TypedDict, Unpack
 from affinity.audit import Acting, AuditEntry, AuditFilter, stated
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry
+from affinity.client.conditions import conditions_of
 from affinity.client.views import read_cursor
 from affinity.errors import InvalidInput
 from affinity.limits import check_id, check_limit
@@ -77,10 +78,12 @@ class AuditCalls(ClientBase):
             where: conditions; see `AuditConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
+            InvalidInput: a limit out of range, a cursor or condition that is none, or a text that no store can keep.
         """
         check_limit(limit)
-        wanted = AuditFilter(**where, after=None if after is None else _read_cursor(after))
+        wanted = AuditFilter(
+            **conditions_of(where, AuditConditions), after=None if after is None else _read_cursor(after)
+        )
         items = await retry(partial(self._provider.list_audit, wanted, limit))
         return AuditPage(items=items, next=_cursor_of(items[-1]) if len(items) == limit else None)
 

@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Protocol, TypedDict, TypeVar, Unpack
 
 from affinity.audit import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, no_progress
+from affinity.client.conditions import conditions_of
 from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
-from affinity.limits import MAX_QUOTA, check_age, check_choice, check_id, check_integer, check_limit
+from affinity.limits import MAX_QUOTA, check_age, check_id, check_integer, check_limit
 from affinity.paging import all_items
 from affinity.records import copied, frozen
 
@@ -112,13 +113,12 @@ class ConversationCalls(ClientBase):
             where: conditions; see `ConversationConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a status or cursor that is none, or a text that no store can keep.
+            InvalidInput: a limit out of range, a condition, status or cursor that is none, or a text that no store can
+                keep.
         """
-        status, parent = where.get("status"), where.get("parent")
-        if status is not None:
-            check_choice("status", status, ConversationStatus)
+        parent = where.get("parent")
         check_limit(limit)
-        conditions: dict[str, Any] = {**where}
+        conditions = conditions_of(where, ConversationConditions)
         closed, cursor = conditions.pop("terminated", None), None if after is None else read_cursor(after)
         wanted = JournalFilter(closed=closed, after=cursor, **conditions)
         if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):

@@ -17,6 +17,7 @@ import anyio
 from affinity.async_block import ClosedBlock
 from affinity.client.background import ClientBase
 from affinity.client.changes import SAFETY_SECONDS, AllChanges
+from affinity.client.conditions import conditions_of
 from affinity.client.journals import Journals
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
@@ -66,8 +67,8 @@ class RequestChange:
 class RequestConditions(TypedDict, total=False):
     """The requests to list; all conditions hold."""
 
-    kinds: Collection[str]
-    """Kinds of the requests, such as "agent.tool_confirmation"."""
+    kinds: str | Collection[str]
+    """A kind of requests, such as "agent.tool_confirmation", or several."""
     owner: str | None
     """Owner of their conversations."""
     labels: Mapping[str, str]
@@ -258,10 +259,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
 
 
 def _filter(where: RequestConditions) -> RequestFilter:
-    kinds = where.get("kinds", ())
-    if isinstance(kinds, str) or not all(isinstance(each, str) for each in kinds):
-        raise InvalidInput(f"kinds = {kinds!r:.80}: must be several texts, such as ['agent.tool_confirmation']")
-    return RequestFilter(**where)
+    return RequestFilter(**conditions_of(where, RequestConditions))
 
 
 def _request_of(row: OpenRequest) -> ConversationRequest:

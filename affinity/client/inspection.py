@@ -14,6 +14,7 @@ import anyio
 from affinity.client.activities import Activity, ActivityList
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
+from affinity.client.conditions import conditions_of
 from affinity.client.exports import document_parts
 from affinity.client.moves import follow_moves
 from affinity.client.views import (
@@ -85,8 +86,8 @@ EXPLAIN_SECONDS: Final = 3.0
 class InstanceConditions(TypedDict, total=False):
     """The instances to list; all conditions hold."""
 
-    status: Collection[InstanceStatus]
-    """Any of these; empty: all."""
+    status: InstanceStatus | Collection[InstanceStatus]
+    """This one, or any of these; empty: all."""
     name: str | None
     """Name of the orchestration."""
     prefix: str | None
@@ -328,10 +329,12 @@ class Inspection(ClientBase):
             where: conditions; see `InstanceConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor that is none, or a text that no store can keep.
+            InvalidInput: a limit out of range, a cursor that is none, a condition or a status that does not exist, or a
+                text that no store can keep.
         """
         check_limit(limit)
-        wanted = InstanceFilter(**where, after=None if after is None else read_cursor(after))
+        conditions = conditions_of(where, InstanceConditions)
+        wanted = InstanceFilter(**conditions, after=None if after is None else read_cursor(after))
         rows = await retry(partial(self._provider.list_instances, wanted, limit))
         return Page(items=[*map(instance_of, rows)], next=next_cursor(rows, limit, "instance_id"))
 
@@ -384,12 +387,13 @@ class Inspection(ClientBase):
             where: conditions; see `MoveConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, ``after`` together with ``before``, or a text that no store can keep.
+            InvalidInput: a limit out of range, ``after`` together with ``before``, a condition or reason that does not
+                exist, or a text that no store can keep.
         """
         check_limit(limit)
         if after is not None and before is not None:
             raise InvalidInput("after and before contradict each other: give one of them")
-        wanted = MoveFilter(**where)
+        wanted = MoveFilter(**conditions_of(where, MoveConditions))
         return await retry(partial(self._provider.list_session_moves, wanted, after=after, before=before, limit=limit))
 
     def follow_session_moves(

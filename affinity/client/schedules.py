@@ -15,7 +15,7 @@ from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_delivery, retry
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule
-from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_condition, check_text, truncate
+from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_condition, check_text, several, truncate
 from affinity.orchestration.schedules import (
     Overlap,
     ScheduleOptions,
@@ -144,13 +144,14 @@ class Schedules:
         """
         return _shown(await self._read(name))
 
-    async def explain(self, names: Collection[str]) -> Mapping[str, TickReason]:
+    async def explain(self, names: str | Collection[str]) -> Mapping[str, TickReason]:
         """When each of these schedules ticks next, or why it does not: paused, late, no worker alive. Unknown names are
-        left out.
+        left out. A text is one name.
 
         Raises:
             InvalidInput: a name that no store can keep.
         """
+        names = several(names, "names")
         check_condition(names, "name")
         rows = await retry(partial(self._provider.list_schedules, names)) if names else []
         workers, now = await retry(self._provider.list_workers), await self._now()

@@ -46,13 +46,18 @@ DEFAULT_ENTRIES: Final = 100
 _LAST_SEQ: Final = 2**63 - 2
 
 
-def kinds_of(kinds: Collection[str | type[JournalEvent]]) -> Collection[str]:
+Kinds: TypeAlias = str | type[JournalEvent] | Collection[str | type[JournalEvent]]
+"""A kind or a class of events, or several; empty: all."""
+
+
+def kinds_of(kinds: Kinds) -> Collection[str]:
     """Kinds from kinds and classes of events.
 
     Raises:
         InvalidInput: one is neither.
     """
-    return [check_kind(each) if isinstance(each, str) else kind_of(each) for each in kinds]
+    several = [kinds] if isinstance(kinds, str | type) else kinds
+    return [check_kind(kind) if isinstance(kind, str) else kind_of(kind) for kind in several]
 
 
 def check_seq(value: object) -> int:
@@ -100,7 +105,7 @@ class EntryReader:
         after: int | str | None = None,
         before: int | str | None = None,
         around: int | str | None = None,
-        kinds: Collection[str | type[JournalEvent]] = (),
+        kinds: Kinds = (),
         wake: str | None = None,
         pending: bool = False,
         last: int | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from typing import Final, Generic, Literal, TypeVar, Unpack
 
@@ -15,7 +14,7 @@ from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
 from affinity.conversation.events import JournalEvent
 from affinity.conversation.follow import EntryNumber, EventFeed, FeedPosition, PageReader, check_timeline, read_position
-from affinity.conversation.reading import check_seq, kinds_of
+from affinity.conversation.reading import Kinds, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
 from affinity.conversation.sending import SendingCalls
@@ -38,7 +37,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         *,
         after: int | str = 0,
         follow: bool = False,
-        kinds: Collection[str | type[JournalEvent]] = (),
+        kinds: Kinds = (),
         stream: bool = True,
     ) -> EventFeed:
         """Entries of the journal in order, and meanwhile the streamed output of wakes.

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -35,7 +35,7 @@ from affinity.conversation.events import (
 from affinity.conversation.follow import has_ended
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.lineage_calls import CommonCalls
-from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
 from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.steps import Committed, Repeat, WakeSteps
 from affinity.conversation.trace import current_span, error_of, inside
@@ -753,7 +753,7 @@ class Wake(CommonCalls[None], RunCalls):
         after: int | str | None = None,
         before: int | str | None = None,
         around: int | str | None = None,
-        kinds: Collection[str] = (),
+        kinds: Kinds = (),
         wake: str | None = None,
         last: int | None = None,
         limit: int = DEFAULT_ENTRIES,

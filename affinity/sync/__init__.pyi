@@ -17,6 +17,7 @@ from affinity.client.views import ExecutionSummary, HistoryRecord, Instance, Ins
 from affinity.conversation.events import JournalEntry, JournalEvent, OutcomeUpdated
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.lineage import Ancestor, MadeBy, Summarise
+from affinity.conversation.reading import Kinds
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import ReplyItem
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
@@ -158,7 +159,7 @@ class Client:
         self,
         *,
         older_than: float,
-        status: Collection[EndedStatus] = ...,
+        status: EndedStatus | Collection[EndedStatus] = ...,
         dry_run: bool = ...,
         progress: PruneProgress = ...,
     ) -> PrunedInstances: ...
@@ -243,7 +244,7 @@ class ConversationHandle:
         after: int | str | None = ...,
         before: int | str | None = ...,
         around: int | str | None = ...,
-        kinds: Collection[str | type[JournalEvent]] = ...,
+        kinds: Kinds = ...,
         wake: str | None = ...,
         pending: bool = ...,
         last: int | None = ...,
@@ -293,12 +294,7 @@ class ConversationHandle:
         self, *, cancel_running: bool = ..., cascade: bool = ..., reason: str = ..., event_id: str | None = ...
     ) -> int: ...
     def events(
-        self,
-        *,
-        after: int | str = ...,
-        follow: bool = ...,
-        kinds: Collection[str | type[JournalEvent]] = ...,
-        stream: bool = ...,
+        self, *, after: int | str = ..., follow: bool = ..., kinds: Kinds = ..., stream: bool = ...
     ) -> EventFeed: ...
     def ask(
         self,
@@ -345,7 +341,7 @@ class Schedules:
     def update(self, name: str, target: Target | None = ..., **options: Unpack[ScheduleOptions]) -> Schedule: ...
     def list(self, *, app: str | None = ..., limit: int = ..., after: str | None = ...) -> Sequence[Schedule]: ...
     def show(self, name: str) -> Schedule: ...
-    def explain(self, names: Collection[str]) -> Mapping[str, TickReason]: ...
+    def explain(self, names: str | Collection[str]) -> Mapping[str, TickReason]: ...
     def pause(self, name: str, reason: str = ...) -> Schedule: ...
     def resume(self, name: str) -> Schedule: ...
     def trigger(self, name: str) -> str: ...

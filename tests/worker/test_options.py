@@ -128,7 +128,7 @@ def test_none_is_given_by_variable_and_flag(option: OptionDescription) -> None:
     variable = f"AFFINITY_{option.name.upper()}"
     for text in ("none", "None"):
         assert getattr(RuntimeOptions.from_environment({variable: text}), option.name) is None
-    flag = next(param for param in worker.params if param.name == option.name)
+    (flag,) = [param for param in worker.params if param.name == option.name]
     value = flag.type.convert("none", flag, None)
     set_by_variable = {variable: "86400" if option.type is not str else "v1"}
     assert getattr(RuntimeOptions.from_environment(set_by_variable, **{option.name: value}), option.name) is None
