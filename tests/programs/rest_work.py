@@ -154,6 +154,15 @@ def _suspensions(db: Tables) -> Iterator[str]:
             yield f"{me!r} is suspended without a reason"
 
 
+@RULES.of("session_orders")
+def _session_orders(db: Tables) -> Iterator[str]:
+    """A row for each order in which an item stands; a sweep removes others with the session's row."""
+    orders = db.by("session_orders", "session_id")
+    for row in db.rows["worker_queue"]:
+        if row["order_session"] is not None and row["order_session"] not in orders:
+            yield f"{row['order_session']!r} has an item in its order, and no row"
+
+
 @RULES.of("instance_sizes")
 def _instance_sizes(db: Tables) -> Iterator[str]:
     """Measured correctly, and only while there is a quota of bytes."""

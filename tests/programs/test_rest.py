@@ -18,7 +18,7 @@ from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
     "sqlite": {"counters", "journal_labels", "session_labels", "session_participants", "sqlite_sequence"},
-    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "sweeps"},
+    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "session_orders", "sweeps"},
 }
 """Tables of one database only."""
 
@@ -265,6 +265,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
             "worker_queue", {"instance_id": "c"}, order_number=2
         ),
     ),
+    "session_orders": (lambda at: at.queue(order_session="c", order_number=1),),
     "parked_items": (
         lambda at: at.drop("instances", instance_id="c"),
         lambda at: at.journal("c", processed=0),

@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any, Final, LiteralString
 
+import anyio
 import psycopg
 import pytest
 
+from affinity.provider import change_rights, migrate
 from affinity.provider.contract import WorkKey
 from affinity.testing.conformance.providers.cluster import concurrently
 from affinity.testing.conformance.providers.ordering import drained, ordered, queue
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
+from tests.provider.roles import plain_role
 
 pytestmark = pytest.mark.anyio
 
@@ -92,3 +95,43 @@ def _deadlocks(admin: psycopg.Connection[Any]) -> int:
     assert row is not None
     count: int = row[0]
     return count
+
+
+ADVISORY: Final[LiteralString] = """
+SELECT p.proname FROM pg_proc p
+WHERE p.pronamespace = current_schema::regnamespace AND p.prosrc LIKE '%advisory%'"""
+
+
+async def test_no_lock_is_waited_for_that_any_role_can_take(stage: Stage, admin: psycopg.Connection[Any]) -> None:
+    """An advisory lock is for all roles of the database. None is in the schema; a migration asks for one while there is
+    no schema, and for the owner's tables later: a role that holds its key stops no migration.
+    """
+    assert admin.execute(ADVISORY).fetchall() == []
+    with plain_role(admin) as role, psycopg.connect(f"{stage.url}?user={role}", autocommit=True) as stranger:
+        for name in ("order affinity s", "migration affinity", "rights affinity"):
+            stranger.execute("SELECT pg_advisory_lock(hashtextextended('affinity ' || %s, 0))", [name])
+        for statement in ("BEGIN; LOCK TABLE affinity.migrations", "SELECT FROM affinity.session_orders FOR UPDATE"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                stranger.execute(statement)
+            stranger.execute("ROLLBACK")
+        with anyio.fail_after(4):  # less than the timeout of a lock
+            peer = stage.peer
+            await queue(peer, await peer.own("j"), 1, 2)
+            assert await drained(peer) == [WorkKey("j", 1, 1), WorkKey("j", 1, 2)]
+            admin.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA affinity TO PUBLIC")  # which a migration takes back
+            await migrate(stage.url)
+            await change_rights(stage.url, clients=[role])
+
+
+async def test_an_order_without_items_goes_with_its_session(stage: Stage, admin: psycopg.Connection[Any]) -> None:
+    """The row that additions lock is swept with the session's row, and comes again with the next item."""
+    peer = stage.peer
+    at = await peer.own("j")
+    at = await queue(peer, at, 1, session_id="t")
+    assert await drained(peer) == [WorkKey("j", 1, 1)]
+    assert admin.execute("SELECT count(*) FROM session_orders").fetchone() == (1,)
+    for _ in range(2):
+        await peer.provider.sweep(interval=0.0, session_retention=-1000.0, worker_retention=1000.0)
+    assert admin.execute("SELECT count(*) FROM session_orders").fetchone() == (0,)
+    await queue(peer, at, 2, session_id="t")
+    assert admin.execute("SELECT count(*) FROM session_orders").fetchone() == (1,)

@@ -51,7 +51,11 @@ class RunStatement(Protocol):
     def __call__(self, statement: LiteralString, params: Params | None = None) -> Awaitable[list[Row]]: ...
 
 
-_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended('affinity migration ' || %s, 0))"
+_LOCK: Final[LiteralString] = "LOCK TABLE migrations IN SHARE ROW EXCLUSIVE MODE"
+"""Only the owner can take a lock that this one waits for."""
+_LOCK_EMPTY: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended('affinity migration ' || %s, 0))"
+"""While there is no table yet: each role can take it, and then a new schema has to wait."""
+_IS_THERE: Final[LiteralString] = "SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL"
 _TABLES: Final[LiteralString] = """
 SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL,
     to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true)"""
@@ -126,7 +130,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, before: int, p
     ``before`` is the version before the first step.
     """
     async with connection.transaction():
-        await connection.execute(_LOCK, [target.schema])
+        await _lock(connection, target)
         await _create_schema(connection, target)
         found = await _read(partial(_ask, connection), target)
         refuse_too_new(found, MIGRATIONS, _place(target))
@@ -140,6 +144,17 @@ async def _step(connection: AsyncConnection[Row], target: Target, before: int, p
     return migration.version
 
 
+async def _lock(connection: AsyncConnection[Row], target: Target) -> None:
+    """Wait until no other migrator is at work, until the end of the transaction."""
+    for first in (None, _LOCK_EMPTY):
+        if first is not None:
+            await connection.execute(first, [target.schema])
+        ((is_there,),) = await _ask(connection, _IS_THERE, {"schema": target.schema})
+        if is_there:
+            await connection.execute(_LOCK)
+            return
+
+
 async def _record(connection: AsyncConnection[Row], migration: Migration) -> None:
     await connection.execute(_RECORD, [migration.version, migration.oldest_code, VERSION])
 
@@ -150,7 +165,7 @@ async def _find_behind(connection: AsyncConnection[Row], version: int) -> Sequen
 
 async def _repair(connection: AsyncConnection[Row], target: Target, progress: Progress) -> None:
     async with connection.transaction():
-        await connection.execute(_LOCK, [target.schema])
+        await _lock(connection, target)
         behind = await sequences.find_behind(connection)  # another migrator may have been first
         if not behind:
             return

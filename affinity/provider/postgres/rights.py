@@ -75,8 +75,8 @@ RIGHTS: Final[Sequence[Rights]] = (
         "parked_items ended_executions history instance_counts instance_sizes instances instances_by_status"
         " journal_delegations journal_entries journal_parents journal_requests"
         " journal_revisits journal_steps journal_streams journal_wakes"
-        " journals message_keys resources schedules session_holds session_moves session_states session_watches sessions"
-        " suspensions sweeps workers",
+        " journals message_keys resources schedules session_holds session_moves session_orders session_states"
+        " session_watches sessions suspensions sweeps workers",
         client=_READ,
         worker=_CHANGE,
     ),
@@ -166,7 +166,8 @@ SELECT EXISTS (
     WHERE p.pronamespace = current_schema::regnamespace AND pg_has_role(p.proowner, 'USAGE')
       AND has_function_privilege('public', p.oid, 'EXECUTE'))"""
 
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtextextended('affinity rights ' || %s, 0))"
+_LOCK: Final = "LOCK TABLE granted_roles IN SHARE ROW EXCLUSIVE MODE"
+"""No role but the owner can take a lock that this one waits for, as it could with an advisory lock."""
 _KNOWN: Final = "SELECT to_regclass('granted_roles') IS NOT NULL"
 _REMEMBERED: Final = "SELECT g.role, g.kind FROM granted_roles g JOIN pg_roles r ON r.rolname = g.role ORDER BY g.role"
 _OWNER: Final = """
@@ -198,7 +199,7 @@ async def change_rights(
     with translated(target):
         connection = await connect(target.connect(f"{application_name} migrate", settings))
         async with connection, connection.transaction():
-            await connection.execute(_LOCK, [target.schema])
+            await connection.execute(_LOCK)
             await _check(connection, [*clients, *workers, *scalers, *readers, *revoke])
             for role in revoke:
                 await _close(connection, target, sql.Identifier(role))
@@ -213,9 +214,10 @@ async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None
     """Take from PUBLIC what PostgreSQL gives it, and give each role that is remembered its rights and no others; within
     a transaction.
     """
-    await connection.execute(_LOCK, [target.schema])
-    await _run(connection, "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {s} FROM PUBLIC", target)
     ((known,),) = await _rows(connection, _KNOWN)
+    if known:
+        await connection.execute(_LOCK)
+    await _run(connection, "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {s} FROM PUBLIC", target)
     for role, kind in await _rows(connection, _REMEMBERED) if known else ():
         await _grant(connection, target, role, kind)
 

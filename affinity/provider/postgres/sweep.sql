@@ -141,6 +141,16 @@ WITH RECURSIVE routed (session_id, route, n) AS (
 ), removed_sessions AS (
     DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id
     RETURNING 1
+), old_orders AS MATERIALIZED (
+    -- Behind the sessions' rows, in the same window: an order without an item is made again by the next one.
+    SELECT o.session_id FROM session_orders o
+    WHERE o.session_id > %(session)s
+      AND ((SELECT count(*) FROM looked) < %(window)s OR o.session_id <= (SELECT max(session_id) FROM looked))
+      AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = o.session_id)
+      AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.order_session = o.session_id)
+    LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+), removed_orders AS (
+    DELETE FROM session_orders o USING old_orders r WHERE o.session_id = r.session_id
 ), old_holds AS MATERIALIZED (
     SELECT h.instance_id, h.execution_id, h.hold_id FROM session_holds h WHERE h.until < (SELECT clock())
     ORDER BY h.until LIMIT %(reroute)s FOR UPDATE SKIP LOCKED

@@ -150,28 +150,37 @@ WHEN (starts_with(NEW.route, 'new')) EXECUTE FUNCTION tag_route();
 CREATE TRIGGER worker_queue_tag BEFORE UPDATE OF route, tag ON worker_queue FOR EACH ROW
 WHEN (NEW.route = 'new' OR NEW.route = 'free' AND NEW.tag IS NOT NULL) EXECUTE FUNCTION tag_route();
 
+-- A row for each session with an order, which transactions that add to the order lock. A row, and no advisory lock: each role of
+-- the database can take that, and all turns of a batch would wait for it.
+CREATE TABLE session_orders (
+    session_id text COLLATE "C" PRIMARY KEY
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+
 -- Ordered work items of a session run one after the other, in the order in which they were committed.
 -- Locks the orders of sessions, until the end of the transaction, for one that adds to them; NULLs are skipped. Between
 -- `instances` and `worker_queue` in the order of locks.
 --
--- The advisory lock is for transactions that add. The lock on the last item is for transactions that remove: one that removes
+-- The lock on the order is for transactions that add. The lock on the last item is for transactions that remove: one that removes
 -- the last item waits for us, and then sees the items that we have added behind it; if it is being removed, we wait and look
 -- again. A transaction that removes another item sees the last one.
 CREATE FUNCTION lock_order(_session text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
+    wanted text[] := ARRAY (SELECT DISTINCT s.id FROM unnest(_session) AS s (id) WHERE s.id IS NOT NULL ORDER BY s.id);
     lasts bigint;
     locked bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(o.key)
-    FROM (
-        SELECT DISTINCT hashtextextended('affinity order ' || current_schema() || ' ' || s.id, 0) AS key
-        FROM unnest(_session) AS s (id) WHERE s.id IS NOT NULL ORDER BY 1 OFFSET 0) o;
+    PERFORM FROM session_orders o WHERE o.session_id = ANY (wanted) ORDER BY o.session_id FOR NO KEY UPDATE;
+    GET DIAGNOSTICS locked = ROW_COUNT;
+    IF locked < cardinality(wanted) THEN
+        INSERT INTO session_orders AS o (session_id) SELECT w.id FROM unnest(wanted) AS w (id) ORDER BY w.id
+        ON CONFLICT (session_id) DO UPDATE SET session_id = excluded.session_id; -- it locks a row that is there by now
+    END IF;
     LOOP
         WITH tail AS MATERIALIZED (
             SELECT s.id, (
                 SELECT q.order_number FROM worker_queue q WHERE q.order_session = s.id
                 ORDER BY q.order_number DESC LIMIT 1) AS number
-            FROM (SELECT DISTINCT id FROM unnest(_session) AS u (id) WHERE id IS NOT NULL) s
+            FROM unnest(wanted) AS s (id)
         ), item AS MATERIALIZED (
             SELECT FROM tail t JOIN worker_queue q ON q.order_session = t.id AND q.order_number = t.number
             ORDER BY q.instance_id, q.execution_id, q.activity_id FOR KEY SHARE OF q
