@@ -78,6 +78,7 @@
     │   ├── SessionBusy                it was not started within its fail_after
     │   └── ActivityCancelled          cancelled while it was awaited
     ├── IterationInterrupted           an async iterator cannot go on after a cancelled wait
+    ├── CodeExited                     code of the application ended with an exception that is no ``Exception``
     ├── CrashMatrixFailed (AssertionError)  runs of `affinity.testing.crash_matrix` have failed
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
@@ -194,11 +195,13 @@ class AffinityError(Exception):
 
 
 def errors_in(error: BaseException) -> Sequence[BaseException]:
-    """The errors of a group and of the groups within it; of any other error, itself."""
+    """The errors of a group and of the groups within it; the exception of a `CodeExited`; any other error itself."""
     found, left = [], [error]
     while left:
         one = left.pop()
-        if isinstance(one, BaseExceptionGroup):
+        if isinstance(one, CodeExited):
+            left.append(one.error)
+        elif isinstance(one, BaseExceptionGroup):
             left += reversed(one.exceptions)
         else:
             found.append(one)
@@ -212,7 +215,8 @@ def decisive_error(error: BaseException) -> BaseException:
     found = errors_in(error)
     if len(found) == 1:
         return found[0]
-    return next((each for each in found if isinstance(each, SessionWriteConflict | SessionRecordTooNew)), error)
+    whole = error.error if isinstance(error, CodeExited) else error
+    return next((each for each in found if isinstance(each, SessionWriteConflict | SessionRecordTooNew)), whole)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------
@@ -820,6 +824,20 @@ class IterationInterrupted(AffinityError):
     """A wait for an item of this iterator was cancelled, or failed, and the iterator cannot go on: begin it again."""
 
 
+class CodeExited(AffinityError):
+    """Code of the application ended with an exception that is no ``Exception``: ``SystemExit``, ``CancelledError`` of a
+    task that it awaited, or the panic of a compiled module. Where an error is recorded, it is recorded as that one.
+
+    Attributes:
+        error: the exception.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        text = text_of_error(error)
+        super().__init__(f"the code ended with {type(error).__name__}" + (f": {text}" if text else ""))
+        self.error: BaseException = error
+
+
 class WorkerStalled(AffinityError):
     """The worker's event loop made no progress for longer than ``stall_timeout``, so it gave up its lease."""
 
@@ -1041,13 +1059,27 @@ class SessionWriteConflict(SessionError):
 
 _PROBLEMS_SHOWN: Final = 3
 
+_MEANINGS: Final[Mapping[str, str]] = {
+    "CancelledError": "the code was cancelled, and not by its caller: it may have awaited a task that something has "
+    "cancelled"
+}
+"""The texts of exceptions that have none, by class."""
+
+
+def text_of_error(error: BaseException) -> str:
+    """The text of an exception of any class, or what one without a text means. To make the text may fail."""
+    try:
+        return str(error) or _MEANINGS.get(type(error).__name__, "")
+    except BaseException:
+        return "(its text could not be read)"
+
 
 def problem_of(error: Exception) -> str:
     """The error's class and message, for the message of another error; of a `pydantic.ValidationError` the fields and
     reasons, without the values, which may be large or secret.
     """
     if not isinstance(error, ValidationError):
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {text_of_error(error)}"
     details = error.errors(include_url=False, include_context=False, include_input=False)
     shown = [f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in details[:_PROBLEMS_SHOWN]]
     more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []

@@ -1,17 +1,32 @@
-"""Tasks and event loops: a task that any task may end, calls of functions of any kind, and the check of the loop."""
+"""Tasks and event loops: a task that any task may end, calls of code of the application, and the check of the loop."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from affinity.errors import WrongEventLoop
+from affinity.user_code import as_error, call_sync
+
+T = TypeVar("T")
+
+CLEANUP_SECONDS: Final = 0.5
+"""Time that cancelled code has for its end, before it is left behind."""
+
+on_left_behind: Final[ContextVar[Callable[[asyncio.Task[Any]], None] | None]] = ContextVar(
+    "affinity.left_behind", default=None
+)
+"""Notified of the tasks of code that goes on after its end, such as by the worker whose activity has called it."""
+
+logger: logging.Logger = logging.getLogger("affinity")
 
 
 class BackgroundTask:
@@ -49,14 +64,129 @@ def ignore_error(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
-async def call_any(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-    """The result of a function of the application: an async one runs here, and any other one in a thread."""
+async def call_any(function: Callable[..., Any], /, *args: Any, limit: float | None = None, **named: Any) -> Any:
+    """Return the result of a function of the application: an async one runs here, and any other one in a thread.
+
+    Raises:
+        TimeoutError, Exception: as `run_code`.
+    """
+    return await run_code(partial(_in_thread_or_here, function, *args, **named), limit)
+
+
+async def call_here(function: Callable[..., Any], /, *args: Any, limit: float | None = None) -> Any:
+    """Return the result of a function of the application that may be async; a sync one must not block the loop.
+
+    Raises:
+        TimeoutError, Exception: as `run_code`.
+    """
+    result = call_sync(function, *args)
+    return await run_code(partial(_awaited, result), limit) if inspect.isawaitable(result) else result
+
+
+async def call_inline(function: Callable[..., Any], /, *args: Any) -> Any:
+    """Return the result of a function of the application that may be async, within `run_code`."""
+    result = function(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def run_code(function: Callable[[], Coroutine[Any, Any, T]], limit: float | None = None) -> T:
+    """Return the result of async code of the application, in a task of its own. So a ``CancelledError`` that reaches
+    the caller is a cancellation of the caller, and any other one is an error of the code.
+
+    When the caller is cancelled, or after ``limit`` seconds, the code is cancelled too, and has `CLEANUP_SECONDS` for
+    its end. Code that ignores that is left behind: it goes on, and its end is dropped.
+
+    Raises:
+        TimeoutError: the code has not ended within the limit, whatever it has returned later.
+        Exception: as `affinity.user_code.as_error`.
+    """
+    task = asyncio.create_task(_run(function))
+    try:
+        await asyncio.wait([task], timeout=limit)
+        if not task.done():
+            await _stop(task)
+            raise TimeoutError(f"it ran longer than its limit of {limit:g} s") from _error_of(task)
+    except asyncio.CancelledError as cancelled:
+        await _stop(task)
+        cancelled.__cause__ = _error_of(task)
+        raise
+    return _result_of(task)
+
+
+async def _run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    try:
+        return await function()
+    except BaseException as error:
+        if (converted := as_error(error)) is error:
+            raise
+        raise converted from error
+
+
+async def finish(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a function to its end: when the caller is cancelled, it goes on. It is bounded in time by itself."""
+    task = asyncio.create_task(function())
+    _finishing.add(task)
+    task.add_done_callback(_finishing.discard)
+    with anyio.CancelScope(shield=True):
+        await asyncio.wait([task])
+    task.result()
+
+
+async def _stop(task: asyncio.Task[Any]) -> None:
+    """Cancel the code, and wait for its end, but not for long."""
+    task.cancel()
+    task.add_done_callback(ignore_error)
+    with anyio.CancelScope(shield=True):
+        await asyncio.wait([task], timeout=CLEANUP_SECONDS)
+    if not task.done():
+        leave_behind(task)
+
+
+_finishing: Final[set[asyncio.Task[None]]] = set()
+"""The tasks of `finish`: the event loop itself keeps no task alive."""
+
+
+def leave_behind(task: asyncio.Task[Any]) -> None:
+    """Note that the code of a task goes on although it has ended for its caller. It may keep a thread, whose place
+    other code gets.
+    """
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    limiter.total_tokens += 1
+    task.add_done_callback(lambda _: setattr(limiter, "total_tokens", limiter.total_tokens - 1))
+    logger.warning("code of the application ignores its cancellation, and is left behind%s", place_of(task))
+    if (note := on_left_behind.get()) is not None:
+        note(task)
+
+
+def place_of(task: asyncio.Task[Any]) -> str:
+    """Where the code of a task waits, for a message."""
+    stack = task.get_stack(limit=1)
+    return f": it is at {stack[-1].f_code.co_filename}:{stack[-1].f_lineno}" if stack else ""
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    """The error of a task that may not have ended; its traceback says where it was."""
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _result_of(task: asyncio.Task[T]) -> T:
+    try:
+        return task.result()
+    except asyncio.CancelledError as error:  # before its first step
+        raise as_error(error) from error
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value
+
+
+async def _in_thread_or_here(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     call = partial(function, *args, **named)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
     ):
         return await call()
-    return await anyio.to_thread.run_sync(call)
+    return await anyio.to_thread.run_sync(partial(call_sync, call))
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:

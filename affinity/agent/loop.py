@@ -10,7 +10,6 @@ A call that a person has to allow, or that the client runs, is a request (`Wake.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, check_choice, truncate
-from affinity.tasks import call_any
+from affinity.tasks import call_any, call_here
 from affinity.tracing import annotate, usage_attributes
 
 MAX_ROUNDS: Final = 64
@@ -248,8 +247,7 @@ class _Loop(ToolCalls):
         )
         with self._wake.span("model"):
             reply = await call_any(self._model, request)
-            if inspect.isawaitable(reply):  # of a function that returns the call of an async one
-                reply = await reply
+            reply = await call_here(lambda: reply)  # of a function that returns the call of an async one
             usage = usage_attributes(reply.usage) if isinstance(reply, ModelReply) else {}
             annotate({"gen_ai.operation.name": "chat", **usage})
         if not isinstance(reply, ModelReply):

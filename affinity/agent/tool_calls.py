@@ -26,6 +26,7 @@ from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration.failures import describe_error
 from affinity.tracing import annotate
+from affinity.user_code import as_error
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RequestEvent)
@@ -146,8 +147,8 @@ class ToolCalls:
                 return error_result(call, "refused", _WAITS_ALREADY)
             asked = ToolConfirmation(call.tool, call.arguments, call.tool_use_id, call_key=call.call_key)
             self._require(asked, known)
-        except Exception as error:  # of the application, or there are as many requests as there may be
-            return _exception(call, error)
+        except BaseException as error:  # of the application, or there are as many requests as there may be
+            return _exception(call, as_error(error))
         return None
 
     def _require(self, request: R, known: Tool) -> R:
@@ -184,7 +185,7 @@ class ToolCalls:
                 annotate({"gen_ai.operation.name": "execute_tool", **about})
                 result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
             return ToolResult(call.tool_use_id, result, call_key=call.call_key)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
+        except Exception as error:
             return _exception(call, error)
 
     def _context(self, ready: _Ready) -> ToolContext:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json, to_jsonable_python
 
 from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.conversation.wake import Wake
@@ -19,6 +19,7 @@ from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_choice, check_id
 from affinity.session import Resource
 from affinity.tasks import call_any
+from affinity.user_code import as_error, call_sync
 
 T = TypeVar("T")
 
@@ -159,11 +160,11 @@ class Tool:
 
     def needs_confirmation(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a person has to allow this call."""
-        return self.confirm(arguments) if callable(self.confirm) else self.confirm
+        return call_sync(self.confirm, arguments) if callable(self.confirm) else self.confirm
 
     def resource_key(self, arguments: Mapping[str, Any]) -> str | None:
         """The key of the resource that this call uses."""
-        return self.resource(arguments) if callable(self.resource) else self.resource
+        return call_sync(self.resource, arguments) if callable(self.resource) else self.resource
 
     def validate(self, arguments: Mapping[str, Any]) -> BaseModel:
         """The arguments as the model of the parameters.
@@ -181,7 +182,7 @@ class Tool:
         """The result of the function, as a JSON value. ``context``: of the call, for a parameter with that annotation.
 
         Raises:
-            NotSerializable: it has no JSON form.
+            NotSerializable: it has no JSON form, or one that cannot be read back, such as a number of 5,000 digits.
             Exception: what the function raised.
         """
         assert self.function is not None
@@ -190,8 +191,10 @@ class Tool:
         result = await call_any(self.function, **given)
         try:
             value: JsonValue = to_jsonable_python(result)
-        except ValueError as error:
-            raise NotSerializable(f"the result of tool {self.name!r} has no JSON form: {problem_of(error)}") from error
+            from_json(to_json(value, inf_nan_mode="constants"))
+        except BaseException as error:  # its types may be the application's
+            problem = problem_of(as_error(error))
+            raise NotSerializable(f"the result of tool {self.name!r} has no JSON form: {problem}") from error
         return value
 
 
@@ -276,8 +279,8 @@ def checked_arguments(found: Mapping[str, Tool], call: ToolUse | CustomToolUse) 
         return error_value("invalid_tool_arguments", "the arguments are not one JSON object", arguments=raw)
     try:
         return known.validate(call.arguments)
-    except ValidationError as error:
-        return error_value("invalid_tool_arguments", problem_of(error))
+    except BaseException as error:  # its types may be the application's
+        return error_value("invalid_tool_arguments", problem_of(as_error(error)))
 
 
 def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:

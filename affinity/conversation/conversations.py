@@ -28,6 +28,7 @@ from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy, ScheduleTarget
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec
+from affinity.tasks import call_here
 
 S = TypeVar("S")
 
@@ -247,8 +248,7 @@ class Conversations(Sessions[S]):
         """
         if self._rebuild is None:
             return None
-        state = self._rebuild(entries)
-        return await self.encoded(conversation_id, await state if inspect.isawaitable(state) else state)
+        return await self.encoded(conversation_id, await call_here(self._rebuild, entries))
 
     async def encoded(self, conversation_id: str, state: S) -> SessionState | None:
         """A state of a new conversation, as it is stored.

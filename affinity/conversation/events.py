@@ -17,13 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, dataclass_transform
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr, ValidationError
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
+from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, WakeMisuse, problem_of
 from affinity.journal import Entry
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
 from affinity.records import frozen
+from affinity.user_code import as_error, pass_interrupt
 
 Content: TypeAlias = str | list[dict[str, JsonValue]]
 """Text, or blocks as the formats of messages have them: ``{"type": "text", "text": …}`` and others."""
@@ -605,8 +606,8 @@ class EventTypes:
         what = f"event {event.kind!r}"
         try:
             text = event.model_dump_json() if known is not None else _unknown_json(event)
-        except (PydanticSerializationError, ValueError) as error:
-            raise NotSerializable(f"{what} has no JSON form: {error}") from error
+        except BaseException as error:  # its types may be the application's
+            raise NotSerializable(f"{what} has no JSON form: {problem_of(as_error(error))}") from error
         check_payload(check_depth(text, what), what, limit)
         return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
@@ -616,8 +617,8 @@ class EventTypes:
         if known is not None:
             try:
                 return known.model_validate_json(payload)
-            except ValidationError:  # written by the code of another release
-                pass
+            except BaseException as error:  # written by the code of another release, or its types are the application's
+                pass_interrupt(error)
         return UnknownEvent(kind=kind, data=_fields_of(payload))
 
     def read(self, entry: Entry) -> JournalEntry:

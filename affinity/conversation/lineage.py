@@ -12,7 +12,6 @@ earlier entry; the state that ``Conversations(rebuild=...)`` returns for the ent
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -54,6 +53,7 @@ from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
 from affinity.session.resources import LABEL
 from affinity.session.transfer import ImportTimes
+from affinity.tasks import call_here
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
@@ -230,8 +230,7 @@ class CreationPlanner:
         given = None if state is None else await self._encoded(new_id, state)
         digest = _digest(given)
         entries = [entry async for entry in self.entries(source)]
-        summary = summarise(entries)
-        event = await summary if inspect.isawaitable(summary) else summary
+        event = await call_here(summarise, entries)
         if not isinstance(event, str | UserMessage | AgentMessage):
             raise errors.InvalidInput(
                 f"summarise returns a text, a UserMessage or an AgentMessage, not {type(event).__name__}"

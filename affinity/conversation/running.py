@@ -10,11 +10,11 @@ The handler runs within the opened state of the session. Its outcome is one of t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Generic, TypeVar
 from weakref import WeakKeyDictionary, proxy
 
@@ -39,6 +39,8 @@ from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteCon
 from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext
+from affinity.orchestration.failures import describe_error
+from affinity.tasks import run_code
 
 S = TypeVar("S")
 
@@ -163,17 +165,23 @@ class _HandlerAttempt(Attempt[S]):
         self.writing.ended_revisits += [each.key for each in self.work.due]
         self.writing.is_interrupted = self.work.more and bool(await self._last_interrupt(self.read))
         wake = Wake(self._parts(pending, stream, committed))
-        async with asyncio.timeout(self._time_left()):
-            senders = [each.trace for each in self.metas]
-            with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
-                self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
-                async with opening as state:
-                    wake.pending = await self._drop_cleared(wake.pending)
-                    with handling(self.parts):
-                        async with TraceShown(self.parts):
-                            await self.conversations.handle(wake, state)
+        try:
+            await run_code(partial(self._run_handler, wake), self._time_left())
+        finally:
+            await self.parts.end()
         self.writing.check_known()  # the handler may have caught it
         return wake
+
+    async def _run_handler(self, wake: Wake) -> None:
+        """Run the handler within the open state, which a handler that is left behind keeps from others."""
+        senders = [each.trace for each in self.metas]
+        with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
+            self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
+            async with opening as state:
+                wake.pending = await self._drop_cleared(wake.pending)
+                with handling(self.parts):
+                    async with TraceShown(self.parts):
+                        await self.conversations.handle(wake, state)
 
     async def _read_committed(self) -> Sequence[Entry]:
         """The entries that earlier attempts of this wake have committed, without its trace."""
@@ -336,7 +344,7 @@ class _HandlerAttempt(Attempt[S]):
             exc_info=error,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = self._pause(type(error).__name__, error)
+        pause = self._pause(describe_error(error)[0], error)
         # The state may be staged already: the error may come from a step behind the handler.
         self.ctx.withdraw(error, retried=pause is not None)
         self.writing.discard(self.trace.entries)

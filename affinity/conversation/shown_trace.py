@@ -86,10 +86,11 @@ _short_wakes: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, _ShortWakes](
 
 
 async def _show(parts: WakeParts, begun: float) -> None:
-    while True:
+    while not parts.has_ended:
         if not parts.stream.is_used and parts.journals.monotonic() - begun >= SHOWN_AFTER:
             async with parts.committing:
-                await _commit_spans(parts)
+                if not parts.has_ended:
+                    await _commit_spans(parts)
         await asyncio.sleep(SHOWN_AFTER)
 
 

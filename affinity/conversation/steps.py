@@ -7,7 +7,6 @@ transaction, together with what other tasks of the wake have ready by then.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections import Counter
@@ -195,8 +194,7 @@ class WakeSteps:
         begun, failures = anyio.current_time(), 0
         while True:
             try:
-                async with asyncio.timeout(seconds):
-                    return await call_any(function, *args)
+                return await call_any(function, *args, limit=seconds)
             except Exception as error:
                 failures += 1
                 pause = policy.delay(failures, row)
@@ -256,6 +254,7 @@ class WakeSteps:
 
     async def _commit(self, state: Any, part: JournalWrite) -> None:
         """Commit a part. After an error the outcome is not known: the wake must not end well."""
+        self._parts.require_running()
         try:
             await self._parts.context.commit_part(state=state, journal=part)
         except BaseException as error:

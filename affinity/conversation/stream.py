@@ -43,6 +43,7 @@ from affinity.limits import (
     check_payload,
     truncate,
 )
+from affinity.user_code import as_error
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -455,6 +456,6 @@ def _json_of(value: Any) -> str:
         text = to_json(value, inf_nan_mode="constants").decode()
         if "NaN" in text or "Infinity" in text:
             from_json(text, allow_inf_nan=False)
-    except Exception as error:
-        raise NotSerializable(f"a streamed value must be JSON: {problem_of(error)}") from error
+    except BaseException as error:
+        raise NotSerializable(f"a streamed value must be JSON: {problem_of(as_error(error))}") from error
     return check_payload(check_depth(text, "a streamed value"), "a streamed value")

@@ -249,8 +249,7 @@ class Wake(CommonCalls[None], RunCalls):
         return self._parts.writing
 
     def _require_running(self) -> None:
-        if self._parts.has_ended:
-            raise errors.SessionError("the handler of this wake has ended: nothing can be added to it")
+        self._parts.require_running()
 
     def _append(self, event: JournalEvent) -> None:
         writing = self._writing

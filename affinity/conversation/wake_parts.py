@@ -18,6 +18,7 @@ from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.writing import WakeWriting
+from affinity.errors import SessionError
 from affinity.journal import Entry, JournalAccess
 from affinity.orchestration import ActivityContext
 from affinity.records import database_of
@@ -75,6 +76,19 @@ class WakeParts:
     def address(self) -> tuple[str, str]:
         """The database and the id of its conversation."""
         return database_of(self.context.session_store), self.writing.session_id
+
+    async def end(self) -> None:
+        """End the handler, which may be left behind: what it adds from now on is refused. Wait for a commit that it has
+        begun.
+        """
+        self.has_ended = True
+        async with self.committing:
+            pass
+
+    def require_running(self) -> None:
+        """Raise `SessionError` once the handler has ended."""
+        if self.has_ended:
+            raise SessionError("the handler of this wake has ended: nothing can be added to it")
 
 
 _handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake", default=None)

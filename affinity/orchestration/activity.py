@@ -12,6 +12,7 @@ from affinity.errors import ActivityMisuse
 from affinity.journal import JournalAccess, JournalParticipant, JournalWrite
 from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import Participant, SessionStore, StateWrite
+from affinity.user_code import call_sync
 
 _LOGGER = logging.getLogger("affinity.activity")
 _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
@@ -286,6 +287,6 @@ def settle(participants: Iterable[AnyParticipant], applied: bool) -> None:
     """
     for each in participants:
         try:
-            each.settled(applied)
+            call_sync(each.settled, applied)
         except Exception:
             _LOGGER.exception("a participant of an activity failed")

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload, count_non_finite
+from affinity.user_code import as_error, call_sync
 
 
 class Codec:
@@ -39,7 +40,7 @@ class Codec:
         self._short = min(MAX_PAYLOAD_DEPTH, limit // 4)  # a character has at most four bytes
         try:
             self._adapter = _adapter(declared)
-        except Exception as error:
+        except BaseException as error:
             raise InvalidApp(f"{what}: {_type_name(declared)} has no JSON form: {error}") from error
 
     def encode(self, value: Any) -> str:
@@ -51,7 +52,7 @@ class Codec:
         """
         try:  # not `dump_json`, which passes on a dozen options, in every turn
             text = self._adapter.serializer.to_json(value, warnings="error").decode()
-        except Exception:
+        except BaseException:
             value, text = self._encode_converted(value)
         if len(text) > self._short:  # a shorter one is neither too deep nor too large
             check_payload(check_depth(text, self.what), self.what, self._limit)
@@ -67,18 +68,18 @@ class Codec:
         """
         try:
             return self._adapter.validator.validate_json(text)
-        except Exception as error:
-            raise self._refusal(problem_of(error)) from error
+        except BaseException as error:  # the type may be the application's
+            raise self._refusal(problem_of(as_error(error))) from error
 
     def _encode_converted(self, value: Any) -> tuple[Any, str]:
         try:
             converted = self._adapter.validate_python(value)
             return converted, self._adapter.dump_json(converted, warnings="error").decode()
-        except Exception as error:
-            raise self._refusal(f"got {_type_name(type(value))}: {problem_of(error)}") from error
+        except BaseException as error:
+            raise self._refusal(f"got {_type_name(type(value))}: {problem_of(as_error(error))}") from error
 
     def _check_null(self, value: Any, text: str) -> None:
-        if count_non_finite(self._adapter.dump_python(value)):
+        if count_non_finite(call_sync(self._adapter.dump_python, value)):
             raise self._refusal("NaN and infinity are not JSON numbers")
         self.decode(text)
 

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error, errors_in
+from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error, errors_in, text_of_error
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
 
 _LOGGER = logging.getLogger("affinity.orchestration")
@@ -47,18 +47,11 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     error; the text of any other group has the names and texts of its errors.
     """
     error = decisive_error(error)
-    message = _text_of(error)
+    message = text_of_error(error)
     if isinstance(error, BaseExceptionGroup):
-        parts = [f"{type(each).__name__}: {_text_of(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
+        parts = [f"{type(each).__name__}: {text_of_error(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
         message = "; ".join([message, *parts])
     return type(error).__name__, truncate(message)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its text could not be read)"
 
 
 def details_of(error: BaseException) -> ErrorDetails | None:
@@ -87,7 +80,7 @@ def stack_of(error: BaseException) -> str:
         return ""
     try:
         return _truncate_middle("".join([*_reported_stacks(error), *_lines(error)]))
-    except Exception:  # the classes are the application's
+    except BaseException:  # the classes are the application's
         return "(its stack could not be read)"
 
 
@@ -158,7 +151,7 @@ def _attribute(error: BaseException, name: str) -> Any:
     """An attribute of an application's error. It may be computed, and fail."""
     try:
         return getattr(error, name, None)
-    except Exception:
+    except BaseException:
         return None
 
 
@@ -173,7 +166,7 @@ def _plain(value: object) -> ErrorField:
         raise ValueError(f"is a {kind}, which is secret")
     try:
         found = to_jsonable_python(value)
-    except Exception as error:  # it may be code of the application
+    except BaseException as error:  # it may be code of the application
         raise ValueError(f"is a {kind}, which has no JSON form") from error
     if isinstance(found, float) and not math.isfinite(found):
         return str(found)

@@ -32,6 +32,7 @@ from affinity.orchestration.history import History
 from affinity.orchestration.inbox import EventWait, Inbox
 from affinity.orchestration.signals import BranchCancelledSignal, ExecutionClosedSignal
 from affinity.orchestration.sources import CodeLine, TracedRequests, describe_sources, waiting_source
+from affinity.user_code import pass_interrupt
 
 T = TypeVar("T")
 
@@ -513,9 +514,8 @@ class Task(DurableFuture[T]):
             awaited = run(coroutine.send, None) if throw is None else run(coroutine.throw, throw)
         except StopIteration as stop:
             self._end(stop.value)
-        except KeyboardInterrupt:  # the process is interrupted, not the orchestration
-            raise
         except BaseException as error:
+            pass_interrupt(error)
             self._end(error=error)
         else:
             self._wait_for(awaited)

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import anyio.from_thread
 
 from affinity.errors import InvalidOptions, SessionError, SessionWriteConflict, UnknownSession
-from affinity.session.resources import DISPOSE_SECONDS, result_of, run_bounded, shielded
+from affinity.session.resources import run_bounded, shielded
 from affinity.session.state_cache import (
     Address,
     CacheEntry,
@@ -24,6 +24,8 @@ from affinity.session.state_cache import (
     address_of,
     unknown_session,
 )
+from affinity.tasks import call_here, call_inline
+from affinity.user_code import call_sync
 
 S = TypeVar("S")
 
@@ -180,7 +182,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
     async def _hydrate(self, entry: CacheEntry[S]) -> None:
         if self._hydrate_state is None:
             raise unknown_session(Address(entry.session_id, entry.epoch, entry.database), None)
-        entry.state = await result_of(self._hydrate_state(entry.session_id))
+        entry.state = await call_inline(self._hydrate_state, entry.session_id)
         self._measure(entry)
 
     async def _checkpoint(self, entry: CacheEntry[S]) -> None:
@@ -190,19 +192,18 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             if entry.is_retired:  # a later lease may have written the store, or another user has failed half-way
                 raise UnknownSession(f"{entry} was lost while in use: its state was not saved; hydrate it again")
             try:
-                await result_of(self._checkpoint_state(entry.session_id, entry.state))
+                await call_here(self._checkpoint_state, entry.session_id, entry.state)
             except SessionWriteConflict:
                 self._cache.count("conflicts")
                 raise
 
     def _measure(self, entry: CacheEntry[S]) -> None:
         if self._size_of is not None:
-            self._cache.set_size(entry, self._size_of(entry.state))
+            self._cache.set_size(entry, call_sync(self._size_of, entry.state))
 
     def _keeps_open(self, entry: CacheEntry[S]) -> bool:
         return self._dispose_state is not None
 
     async def _dispose(self, entry: CacheEntry[S]) -> None:
         if self._dispose_state is not None and entry.is_hydrated:  # its hydrate may have been cancelled
-            dispose = self._dispose_state
-            await run_bounded(f"dispose of {entry}", lambda: dispose(entry.session_id, entry.state), DISPOSE_SECONDS)
+            await run_bounded(f"dispose of {entry}", self._dispose_state, entry.session_id, entry.state)

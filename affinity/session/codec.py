@@ -18,6 +18,7 @@ from pydantic_core import from_json, to_json
 from affinity.errors import InvalidOptions, PayloadTooLarge, problem_of
 from affinity.limits import COMPRESS_STATE_ABOVE, MAX_STATE_BYTES, count_non_finite
 from affinity.records import StateEncoding
+from affinity.user_code import as_error
 
 S = TypeVar("S")
 
@@ -253,8 +254,9 @@ class FieldOverrides(Generic[S]):
                 return self._replace(state, fields)
             for name, value in fields.items():
                 setattr(state, name, value)
-        except Exception as error:
-            raise InvalidOptions(f"the state does not accept the overrides: {problem_of(error)}") from error
+        except BaseException as error:
+            problem = problem_of(as_error(error))
+            raise InvalidOptions(f"the state does not accept the overrides: {problem}") from error
         return state
 
     def new(self, values: Mapping[str, Any]) -> S:
@@ -268,9 +270,10 @@ class FieldOverrides(Generic[S]):
             if _is_model(self._declared):
                 return typing.cast(S, self._declared.model_validate(values, by_alias=True, by_name=True))
             return typing.cast(S, self._declared(**values))
-        except Exception as error:
+        except BaseException as error:
+            problem = problem_of(as_error(error))
             raise InvalidOptions(
-                f"a new state of {self._declared!r} cannot be made of its defaults: {problem_of(error)}; give initial="
+                f"a new state of {self._declared!r} cannot be made of its defaults: {problem}; give initial="
             ) from error
 
     @property
@@ -289,8 +292,9 @@ class FieldOverrides(Generic[S]):
             raise InvalidOptions(f"overrides = {{{name!r}: ...}}: the state {self._declared!r} has no such field")
         try:
             return TypeAdapter(types[name]).validate_python(value)
-        except Exception as error:
-            raise InvalidOptions(f"overrides[{name!r}] does not fit the state: {problem_of(error)}") from error
+        except BaseException as error:
+            problem = problem_of(as_error(error))
+            raise InvalidOptions(f"overrides[{name!r}] does not fit the state: {problem}") from error
 
     def _field_types(self) -> dict[str, Any]:
         if _is_model(self._declared):

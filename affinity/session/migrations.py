@@ -14,7 +14,7 @@ from affinity.errors import (
     problem_of,
 )
 from affinity.limits import check_integer
-from affinity.session.resources import result_of
+from affinity.tasks import call_here
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
 """Takes the plain form of a state (a dict, for JSON objects) and returns the plain form of the next version; sync or
@@ -92,7 +92,7 @@ class Migrations:
         """
         for step in self._chain(session_id, from_version, to_version):
             try:
-                plain = await result_of(step.migrate(plain))
+                plain = await call_here(step.migrate, plain)
                 _refuse_none(plain)
             except Exception as error:
                 message = problem_of(error)

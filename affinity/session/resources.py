@@ -15,7 +15,6 @@ doubt, not what it used.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -25,6 +24,8 @@ import anyio
 
 from affinity.errors import InvalidOptions, ResourceClosed, SessionError
 from affinity.limits import check_id
+from affinity.tasks import call_here, call_inline, finish, run_code
+from affinity.user_code import call_sync
 
 T = TypeVar("T")
 
@@ -120,20 +121,12 @@ class Resource(Generic[T]):
     async def create_now(self, resource_id: str, session_id: str) -> Any:
         """Call ``create``."""
         assert self._create is not None
-        return await result_of(self._create(resource_id, session_id))
+        return await call_here(self._create, resource_id, session_id)
 
     async def destroy_now(self, resource_id: str, handle: Any) -> bool:
         """Call ``destroy``; False: it raised, which is logged, or took longer than `DISPOSE_SECONDS`."""
-        destroy, done = self._destroy, False
-        assert destroy is not None
-
-        async def call() -> None:
-            nonlocal done
-            await result_of(destroy(resource_id, handle))
-            done = True
-
-        await run_bounded(f"destroy of resource {self.name!r} {resource_id}", call, DISPOSE_SECONDS)
-        return done
+        assert self._destroy is not None
+        return await run_bounded(f"destroy of resource {self.name!r} {resource_id}", self._destroy, resource_id, handle)
 
     async def acquire(self, key: str, holder: object, given: Any = None, *, database: str = "") -> T:
         """The value of this key, opened if need be; ``holder`` holds it until it releases it once. ``given``: what
@@ -146,7 +139,7 @@ class Resource(Generic[T]):
         shared = await self._find(at)
         shared.acquiring += 1
         try:
-            await shared.opening.run(partial(self._open_now, given if self.is_durable else key, shared))
+            await shared.opening.run(partial(self._open_now, key, given if self.is_durable else key, shared))
             shared.holders.add(holder)
         finally:
             shared.acquiring -= 1
@@ -170,24 +163,34 @@ class Resource(Generic[T]):
                 return shared
             await shared.gone.wait()
 
-    async def _open_now(self, given: Any, shared: _Shared[T]) -> None:
-        shared.value = await result_of(self._open(given))
+    async def _open_now(self, key: str, given: Any, shared: _Shared[T]) -> None:
+        shared.value = await call_inline(self._open, given)
+        if shared.gone.is_set():  # nothing has waited for it any more
+            await self._close_now(key, shared)
 
     async def _close_if_unused(self, at: tuple[str, str], shared: _Shared[T]) -> None:
         if not shared.unused or shared.closing:
             return
         if shared.opening.is_done:
             shared.closing = True
-            with anyio.CancelScope(shield=True):  # bounded by itself
-                await self._close_now(at[1], shared)
+            await finish(partial(self._close_and_forget, at, shared))
+        else:
+            self._forget(at, shared)
+
+    async def _close_and_forget(self, at: tuple[str, str], shared: _Shared[T]) -> None:
+        try:
+            await self._close_now(at[1], shared)
+        finally:
+            self._forget(at, shared)
+
+    def _forget(self, at: tuple[str, str], shared: _Shared[T]) -> None:
         if self._shared.get(at) is shared:
             del self._shared[at]
         shared.gone.set()
 
     async def _close_now(self, key: str, shared: _Shared[T]) -> None:
-        close = self._close
-        if close is not None:
-            await run_bounded(f"close of resource {key!r}", lambda: close(key, shared.value), DISPOSE_SECONDS)
+        if self._close is not None:
+            await run_bounded(f"close of resource {key!r}", self._close, key, shared.value)
 
 
 class HeldResources:
@@ -220,7 +223,7 @@ class HeldResources:
             raise SessionError("a resource belongs to a session, and this work is bound to none")
         if resource in self._closed:
             raise ResourceClosed(session_id)
-        key = self._keys.setdefault(resource, resource.key(session_id))
+        key = self._keys.setdefault(resource, call_sync(resource.key, session_id))
         return await self._acquire(resource, key, session_id)
 
     def beginning(self, resource: Resource[Any]) -> anyio.Lock:
@@ -254,7 +257,7 @@ class HeldResources:
 
     def fail(self, error: BaseException | None) -> None:
         """Note the resources to release, as an activity has failed (None: its result was not committed)."""
-        disposes = getattr(error, "disposes_resources", False)
+        disposes = disposes_resources(error)
         self._failed.update(each for each in self._keys if disposes or each.on_error == "dispose")
 
     async def release_failed(self) -> None:
@@ -274,25 +277,35 @@ class HeldResources:
             await resource.release(key, self, database=self._database)
 
 
+def disposes_resources(error: BaseException | None) -> bool:
+    """Whether an error of the application says that what its session uses is of no use any more."""
+    try:
+        return bool(getattr(error, "disposes_resources", False))
+    except BaseException:
+        return True
+
+
 # --- callbacks of the application: async or sync, bounded in time, shared, called for a thread ------------------------
 
 
-async def result_of(value: Awaitable[T] | T) -> T:
-    """The result of a callback, awaited if it is async."""
-    return await value if inspect.isawaitable(value) else value
-
-
-async def run_bounded(what: str, callback: Callable[[], Awaitable[None] | None], seconds: float) -> None:
-    """Call a callback that frees something. It raises nothing: no caller could handle the error, so it is logged."""
+async def run_bounded(what: str, callback: Callable[..., Awaitable[None] | None], *args: Any) -> bool:
+    """Call a callback that frees something, for `DISPOSE_SECONDS` at most; returns whether it has succeeded. It raises
+    nothing: no caller could handle the error, so it is logged.
+    """
     try:
-        with anyio.fail_after(seconds):
-            await result_of(callback())
+        await call_here(callback, *args, limit=DISPOSE_SECONDS)
     except Exception:
         logger.exception("%s failed", what)
+        return False
+    return True
 
 
 class SharedCall:
-    """A call that concurrent callers share: one makes it, and the others wait; if it is cancelled, another one does."""
+    """A call that concurrent callers share: one makes it, and the others wait; if it is cancelled, another one does.
+
+    It calls code of the application, in a task of its own: see `affinity.tasks.run_code`. Its end is not lost when its
+    caller is cancelled meanwhile.
+    """
 
     def __init__(self) -> None:
         self.is_done: bool = False  # it has succeeded
@@ -315,9 +328,17 @@ class SharedCall:
 
     async def _make(self, call: Callable[[], Awaitable[None]]) -> None:
         self._ended = ended = anyio.Event()
+
+        async def note_end() -> None:
+            try:
+                await call()
+                self.is_done = True
+            except Exception as error:
+                self._failure = error
+                raise
+
         try:
-            await call()
-            self.is_done = True
+            await run_code(note_end)
         except Exception as error:
             self._failure = error
             raise

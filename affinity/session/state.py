@@ -17,8 +17,9 @@ from affinity.limits import MAX_PARTICIPANTS, check_id, check_integer, check_lab
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary, copied_metadata
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.migrations import Migrations
-from affinity.session.resources import DISPOSE_SECONDS, LABEL, HeldResources, run_bounded
+from affinity.session.resources import LABEL, HeldResources, run_bounded
 from affinity.session.state_cache import CacheEntry
+from affinity.user_code import as_error, call_sync
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -134,7 +135,9 @@ class StateSchema(Generic[S]):
         cached.store = store
         record = None if store is None or is_new else await self._read(cached.session_id, store)
         if record is None:
-            cached.state = self.overrides.new(overrides) if self.initial is None else self.initial(cached.session_id)
+            cached.state = (
+                self.overrides.new(overrides) if self.initial is None else call_sync(self.initial, cached.session_id)
+            )
             generation = None if store is None else uuid4().hex
             cached.record = RecordVersion(generation=generation, metadata=SessionMetadata(kind=self.kind))
         else:
@@ -234,9 +237,10 @@ class StateSchema(Generic[S]):
 
     async def _build(self, session_id: str, raw: bytes, version: int) -> S:
         if version == self.version:
-            return self._read_back(raw)
-        plain = await self.migrations.apply(session_id, self.codec.parse(raw), version, self.version)
-        return self._restored(self.codec.build(plain))
+            return call_sync(self._read_back, raw)
+        plain = call_sync(self.codec.parse, raw)
+        plain = await self.migrations.apply(session_id, plain, version, self.version)
+        return call_sync(lambda: self._restored(self.codec.build(plain)))
 
     def _read_back(self, raw: bytes) -> S:
         read = getattr(self.codec, "read", None)
@@ -260,7 +264,7 @@ class StateSchema(Generic[S]):
         metadata = cached.metadata
         if self.metadata_of is not None:
             # Kept, as a hydrate would find it: what a later state leaves out stays.
-            metadata = cached.metadata = _add_described(metadata, self.metadata_of(cached.state))
+            metadata = cached.metadata = _add_described(metadata, call_sync(self.metadata_of, cached.state))
         digest = await _off_loop(len(raw), _digest, raw)
         if digest == cached.record.digest and metadata == cached.record.metadata:
             return None
@@ -295,23 +299,24 @@ class StateSchema(Generic[S]):
             return self.codec.dump(state)
         except errors.InvalidInput:
             raise
-        except Exception as error:
-            raise errors.NotSerializable(f"the state of session {cached.session_id!r}: {problem_of(error)}") from error
+        except BaseException as error:
+            problem = problem_of(as_error(error))
+            raise errors.NotSerializable(f"the state of session {cached.session_id!r}: {problem}") from error
 
     def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
         """Refuse a state that no later opening could load."""
         try:
             self._read_back(raw)
-        except Exception as error:
+        except BaseException as error:
             raise errors.NotSerializable(
-                f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
+                f"the state of session {cached.session_id!r} could not be read back: {problem_of(as_error(error))}"
             ) from error
 
     # -- memory
 
     def size(self, cached: CachedState[S]) -> int:
         """Bytes that the state counts for in the cache: by the application's function, or its encoded size."""
-        return cached.encoded_bytes if self.size_of is None else self.size_of(cached.state)
+        return cached.encoded_bytes if self.size_of is None else call_sync(self.size_of, cached.state)
 
     async def close(self, cached: CachedState[S]) -> None:
         """Dispose the state, if it was loaded, then release its resources.
@@ -326,9 +331,8 @@ class StateSchema(Generic[S]):
             await cached.resources.release_all()
 
     async def _dispose(self, session_id: str, state: S) -> None:
-        dispose = self.dispose
-        if dispose is not None:
-            await run_bounded(f"dispose of session {session_id!r}", lambda: dispose(session_id, state), DISPOSE_SECONDS)
+        if self.dispose is not None:
+            await run_bounded(f"dispose of session {session_id!r}", self.dispose, session_id, state)
 
 
 def _unpack(state: bytes, encoding: str) -> tuple[bytes, bytes]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -45,6 +45,7 @@ from cachetools import TTLCache
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
 from affinity.records import Hydrate, database_of
 from affinity.session.resources import SharedCall
+from affinity.tasks import finish
 from affinity.telemetry import enter_session
 
 MAX_HYDRATES: Final = 10_000
@@ -351,6 +352,10 @@ class StateCache(Generic[E]):
         except Exception:
             self._forget(entry)
             raise
+        if entry.gone.is_set():  # nothing has waited for it any more
+            entry.hydration.is_done = True
+            await self._dispose_entry(entry)
+            return
         self._counts["hydrations"] += 1
         hydrate_of = Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None)
         self._hydrates.append((entry.database, hydrate_of))
@@ -449,10 +454,13 @@ class StateCache(Generic[E]):
         unused = [entry for entry in self._retired.values() if not entry.users and not entry.is_disposing]
         for entry in unused:
             entry.is_disposing = True
-        with anyio.CancelScope(shield=True):  # a cancelled user may run this; each dispose is bounded in time
-            async with anyio.create_task_group() as tasks:
-                for entry in unused:
-                    tasks.start_soon(self._dispose, entry)
+        if unused:
+            await finish(partial(self._dispose_all, unused))
+
+    async def _dispose_all(self, unused: Sequence[E]) -> None:
+        async with anyio.create_task_group() as tasks:
+            for entry in unused:
+                tasks.start_soon(self._dispose, entry)
 
     async def _dispose(self, entry: E) -> None:
         enter_session(entry.session_id)  # this task may have been started by code of another session

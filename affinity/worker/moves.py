@@ -6,13 +6,19 @@ them together. A worker to which no session moves sends nothing.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from functools import partial
 
 from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import HasHydrates
 from affinity.provider.contract import MoveReport
+from affinity.records import Hydrate
+from affinity.user_code import call_sync
 from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
+
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 COUNTED_MOVES = 10_000
 """Epochs that are remembered as counted: a session that comes back at its epoch has not moved."""
@@ -40,7 +46,7 @@ class MoveReporter(WorkerPart):
                     self._metrics.count_move(reason)
 
     def _take_hydrates(self) -> list[MoveReport]:
-        taken = [MoveReport(*hydrate) for source in self._sources for hydrate in source.take_hydrates()]
+        taken = [MoveReport(*hydrate) for source in self._sources for hydrate in _hydrates_of(source)]
         for one in taken:
             self._metrics.observe_hydrate(one.hydrate_seconds or 0.0)
         if taken:
@@ -55,3 +61,11 @@ class MoveReporter(WorkerPart):
         while len(self._counted) > COUNTED_MOVES:
             del self._counted[next(iter(self._counted))]
         return fresh
+
+
+def _hydrates_of(source: HasHydrates) -> Sequence[Hydrate]:
+    try:
+        return call_sync(lambda: [*source.take_hydrates()])
+    except Exception:
+        logger.exception("a session listener failed")
+        return []

@@ -19,8 +19,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import nsmallest
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from affinity.errors import ProviderError
 from affinity.limits import MAX_BATCH
@@ -33,11 +34,15 @@ from affinity.orchestration.app import (
 )
 from affinity.provider.contract import IdleSession
 from affinity.session import Sessions
+from affinity.tasks import call_here
+from affinity.user_code import call_sync
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 CheckSessions: TypeAlias = Callable[[Collection[str]], Awaitable[Mapping[str, float]]]
 """Returns the sessions among these that this worker holds, with the seconds until the lock of each ends."""
+
+T = TypeVar("T")
 
 Spawn: TypeAlias = Callable[..., None]
 """Runs a coroutine function with arguments beside the loops of the worker."""
@@ -57,6 +62,9 @@ REST_SECONDS = 1.0
 
 COSTLY_SECONDS = 0.1
 """A session whose state took longer to load makes room later than others."""
+
+NOTIFY_SECONDS = 60.0
+"""A listener that takes longer is not waited for."""
 
 
 @dataclass(slots=True)
@@ -165,7 +173,7 @@ class HeldSessions:
         for listener in self.notified:
             if isinstance(listener, AssignmentListener):
                 for session_id in new:
-                    self._spawn(_notify, listener.on_assigned(session_id))
+                    self._spawn(_notify, listener.on_assigned, session_id)
 
     def end(self, session_id: str) -> None:
         """Count a work item of the session that has ended here."""
@@ -189,7 +197,8 @@ class HeldSessions:
         that are cheap to load, and last those that keep something open here; of these, the least recently used.
         """
         now = self._monotonic()
-        costly = {name for one in self._costly for name in one.costly_sessions()}
+        none: Collection[str] = ()
+        costly = {name for one in self._costly for name in _ask(one.costly_sessions, none)}
 
         def place(item: tuple[str, _Held]) -> tuple[bool, bool, bool, float]:
             name, held = item
@@ -224,7 +233,7 @@ class HeldSessions:
             if not held.running
             and not held.offered
             and now >= max(held.idle_since + idle, held.rests_until)
-            and all(policy.may_move(name) for policy in self._policies)
+            and all(_ask(partial(policy.may_move, name), False) for policy in self._policies)
         ]
         return [name for _, name in nsmallest(most, found)]
 
@@ -258,7 +267,7 @@ class HeldSessions:
         held = self._held.pop(session_id, None)
         if held is not None:
             for listener in self.notified:
-                await _notify(listener.lost(session_id, held.epoch))
+                await _notify(listener.lost, session_id, held.epoch)
 
     async def remove_all(self) -> None:
         """Remove all sessions: the worker ends."""
@@ -277,7 +286,7 @@ class HeldSessions:
                 logger.debug("session %s has expired here", session_id)
                 await self.remove(session_id)
         for listener in self.notified:
-            await _notify(listener.sweep())
+            await _notify(listener.sweep)
 
     def _over(self, session_id: str, now: float) -> bool:
         """Whether the session's time seems over."""
@@ -302,12 +311,21 @@ class HeldSessions:
         return [session_id for session_id in asked if session_id not in left]
 
 
-async def _notify(notification: Awaitable[None]) -> None:
+async def _notify(notify: Callable[..., Awaitable[None]], *args: object) -> None:
     """A listener is the application's code: what it raises is logged, and changes nothing here."""
     try:
-        await notification
+        await call_here(notify, *args, limit=NOTIFY_SECONDS)
     except Exception:
         logger.exception("a session listener failed")
+
+
+def _ask(question: Callable[[], T], otherwise: T) -> T:
+    """The answer of a listener; what to do without one."""
+    try:
+        return call_sync(question)
+    except Exception:
+        logger.exception("a session listener failed")
+        return otherwise
 
 
 def record_need(kind: str, schema_version: int) -> str:

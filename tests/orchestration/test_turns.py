@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -317,7 +318,8 @@ def test_a_result_that_does_not_fit_fails_the_orchestration() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("boom"), SystemExit("boom"), RecursionError("boom"), StopIteration("boom")]
+    "error",
+    [ValueError("boom"), SystemExit("boom"), KeyboardInterrupt("boom"), RecursionError("boom"), StopIteration("boom")],
 )
 def test_whatever_the_code_raises_fails_the_orchestration(error: BaseException) -> None:
     async def raises(ctx: OrchestrationContext) -> None:
@@ -329,9 +331,9 @@ def test_whatever_the_code_raises_fails_the_orchestration(error: BaseException) 
     assert live.execution.error is not None
 
 
-def test_a_keyboard_interrupt_in_an_orchestration_is_raised() -> None:
+def test_the_signal_of_the_keyboard_in_an_orchestration_is_raised() -> None:
     async def interrupted(ctx: OrchestrationContext) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         Live(interrupted).start()

@@ -386,7 +386,7 @@ async def test_dispose_that_hangs_is_given_up(
     async def hang(_: str, __: State) -> None:
         await anyio.sleep_forever()
 
-    monkeypatch.setattr("affinity.session.cache.DISPOSE_SECONDS", 0.0)
+    monkeypatch.setattr("affinity.session.resources.DISPOSE_SECONDS", 0.0)
     cache = SessionCache[State](hydrate=app.hydrate, dispose=hang)
     await visit(cache)
     await cache.lost("a")

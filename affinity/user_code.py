@@ -1,0 +1,73 @@
+"""How code of the application ends: each place that calls it turns any end into a result or an error here.
+
+Beside a result and an ``Exception``, code can end with ``CancelledError`` (a task of its own was cancelled, not the
+caller), ``SystemExit``, ``KeyboardInterrupt``, or another ``BaseException``, such as the panic of a compiled module.
+Let through, these would end a task group, the event loop or the process, with the result of an effect unrecorded.
+``StopIteration`` would end an iterator of the caller. So they are errors of the code: `errors.CodeExited`.
+
+Two ends are no errors of the code. A cancellation that the caller has asked for: the caller knows that
+(`affinity.tasks.run_code`). And the ``KeyboardInterrupt`` of a signal (Ctrl-C), which ends the process as in any other
+program.
+"""
+
+from __future__ import annotations
+
+import opcode
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from affinity.errors import CodeExited
+
+T = TypeVar("T")
+
+_RAISES: Final = frozenset({opcode.opmap["RAISE_VARARGS"], opcode.opmap["SEND"]})
+"""A ``raise`` statement; an ``await`` of what was given the error."""
+
+_ITERATION: Final = (StopIteration, StopAsyncIteration)
+
+
+def as_error(error: BaseException) -> Exception:
+    """Return the error as which an end of the application's code counts.
+
+    Raises:
+        KeyboardInterrupt: a signal has interrupted the code.
+    """
+    if isinstance(error, Exception) and not isinstance(error, _ITERATION):
+        return error
+    pass_interrupt(error)
+    converted = CodeExited(error).with_traceback(error.__traceback__)
+    converted.__cause__ = error
+    return converted
+
+
+def pass_interrupt(error: BaseException) -> None:
+    """Raise the error again if it is the ``KeyboardInterrupt`` of a signal, and not one that code has raised."""
+    if isinstance(error, KeyboardInterrupt) and not _is_raised(error.__traceback__):
+        raise error
+
+
+def call_sync(function: Callable[..., T], /, *args: Any, **named: Any) -> T:
+    """Call a function of the application that is not async.
+
+    Raises:
+        Exception: as `as_error`.
+    """
+    try:
+        return function(*args, **named)
+    except _ITERATION as error:
+        raise as_error(error) from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise as_error(error) from error
+
+
+def _is_raised(trace: TracebackType | None) -> bool:
+    """Whether code has raised it; the handler of asyncio for Ctrl-C does so too, and counts as the signal."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return True
+    code = trace.tb_frame.f_code
+    return code.co_code[trace.tb_lasti] in _RAISES and code.co_name != "_on_sigint"
