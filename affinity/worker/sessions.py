@@ -215,7 +215,7 @@ class HeldSessions:
             if (held := self._held.get(session_id)) is not None and not held.running:
                 del self._held[session_id]
                 for listener in self.notified:
-                    self._spawn(_notify, listener.lost(session_id, held.epoch))
+                    self._spawn(_notify, listener.lost, session_id, held.epoch)
 
     # -- moves to other workers
 
