@@ -19,6 +19,7 @@ from affinity.orchestration.definitions import (
     ActivityDefinition,
     Definition,
     OrchestrationDefinition,
+    check_decorators,
     definition_of,
     qualname,
 )
@@ -201,7 +202,8 @@ class App:
             definition = ActivityDefinition(_name_of(function, name), function, journal_inputs)
             self._add_activity(definition)
             _attach(function, definition)
-            return _refusing_orchestrations(function, definition)
+            definition.reference = reference = _refusing_orchestrations(function, definition)
+            return reference
 
         return register if function is None else register(function)
 
@@ -352,12 +354,18 @@ class App:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.
 
         Raises:
-            InvalidApp: an annotation cannot be resolved, or has no JSON form.
+            InvalidApp: an annotation cannot be resolved, or has no JSON form; a decorator stands above the one that
+                registers a function.
             SessionMigrationAmbiguous: two shortest chains of migrations lead to the schema version of a `Sessions`.
         """
         definitions: list[Definition] = [*self._activities.values(), *self._orchestrations.values()]
         for definition in definitions:
             _ = definition.input_codec, definition.result_codec
+            check_decorators(definition.function, definition.reference, definition.description)
+        for listener in self._session_listeners:
+            if isinstance(listener, HasFunctions):
+                for function in listener.sources():
+                    check_decorators(function, function, f"the handler of {listener.noun} {listener.kind!r}")
         check_listeners(self._session_listeners)
 
     def _add_activity(self, definition: ActivityDefinition) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -39,6 +40,8 @@ class Definition:
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = name
         self.function = function
+        self.reference: object = function
+        """What the decorator has returned: the function as its module sees it."""
         self._parameter = _input_parameter(self.description, function)
 
     @property
@@ -150,9 +153,47 @@ class OrchestrationDefinition(Definition):
 
 
 def definition_of(function: object) -> Definition | None:
-    """Return the definition of a registered function, or None."""
+    """Return the definition of a registered function, or None.
+
+    Raises:
+        InvalidApp: it is a decorated form of the registered function: the decorator would not run.
+    """
     found = getattr(function, DEFINITION_ATTRIBUTE, None)
-    return found if isinstance(found, Definition) else None
+    if not isinstance(found, Definition):
+        return None
+    own = getattr(function, "__func__", function)
+    if own is not found.function and _decorates(own, found.reference):
+        raise _decorated(found.description)
+    return found
+
+
+def check_decorators(function: Callable[..., Any], reference: object, description: str) -> None:
+    """Check that a registered function has no decorator above the one that registers it: workers would not call it.
+
+    The name of the function in its module is looked up, so functions within functions pass.
+
+    Raises:
+        InvalidApp: there is one.
+    """
+    found: object = sys.modules.get(getattr(function, "__module__", ""))
+    for part in getattr(function, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    if _decorates(found, reference):
+        raise _decorated(description)
+
+
+def _decorates(function: object, reference: object) -> bool:
+    """Whether a function wraps another one, as far as `functools.wraps` shows it."""
+    while (function := getattr(function, "__wrapped__", None)) is not None:
+        if function is reference:
+            return True
+    return False
+
+
+def _decorated(description: str) -> InvalidApp:
+    return InvalidApp(
+        f"{description} has a decorator above the one that registers it, which workers would not call: put it below"
+    )
 
 
 def is_async(function: Callable[..., Any]) -> bool:
