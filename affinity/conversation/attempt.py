@@ -16,10 +16,11 @@ from pydantic_core import from_json
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
-from affinity.conversation.known_wakes import delegation_of
+from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
-from affinity.conversation.program import ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
+from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams
 from affinity.conversation.trace import WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
@@ -49,7 +50,6 @@ interrupts does not count; the next one has a greater epoch, so its number is gr
 2**53.
 """
 
-USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 IDLE: Final = kind_of(ev.ConversationIdle)
 
 TOO_MANY_ENDS: Final = (
@@ -99,6 +99,8 @@ class Attempt(Generic[S]):
     journals: JournalAccess
     task: WakeTask
     work: PendingWork
+    alone: Alone | None
+    """What is left to be tried one by one behind this wake, which tries one of them."""
     read_at: float
     """When it began, in real monotonic seconds."""
     asked_at: float
@@ -134,6 +136,9 @@ class Attempt(Generic[S]):
             processed=self.work.processed,
             home=self._lease(),
         )
+        if self.alone is not None:
+            wake = self.alone["wake"]
+            self.writing.kept_steps += [each for each in self.work.steps if each.wake_id == wake and each.key != PART]
 
     def _store(self) -> SessionStore:
         assert self.ctx.session_store is not None
@@ -179,7 +184,14 @@ class Attempt(Generic[S]):
             result["delegations"] = self.delegations
         if outcome == "nothing" and (cancelled := self.task.get("cancelled_wakes")):
             result["cancelled_wakes"] = cancelled
+        if self.alone is not None:
+            result["alone"] = self.alone
         return result
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the wake tries one input alone, which has failed together with others."""
+        return "alone" in self.task and len(self.work.inputs) + len(self.work.due) == 1
 
     def _passed(self) -> float:
         """Seconds since the attempt began, as the database counts them."""
@@ -290,6 +302,10 @@ class Attempt(Generic[S]):
         return pause
 
     def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
+        if pause is None and self.alone is not None:
+            return self._set_aside_alone(error)
+        if pause is None and self._has_several:
+            return self._try_alone(error)
         self._end("failed" if pause is None else "retried", error)
         if pause is None:
             requests, revisits = [each.request_id for each in self.work.requests], [each.key for each in self.work.due]
@@ -305,6 +321,44 @@ class Attempt(Generic[S]):
         outcome["attempt"], outcome["read"] = self.number, self.read
         if pause is not None:
             outcome["retry_after"], outcome["elapsed"] = pause, self.elapsed
+        return outcome
+
+    @property
+    def _has_several(self) -> bool:
+        has_interrupt = any(each.kind == USER_INTERRUPT for each in self.work.inputs)
+        return len(self.work.inputs) + len(self.work.due) > 1 and not has_interrupt
+
+    def _try_alone(self, error: ev.SpanError) -> WakeOutcome:
+        """The wake has failed for good, perhaps for one of its inputs only: the next wakes try one at a time."""
+        self._end("retried", error)
+        self.delegations = [*self.task.get("delegations", [])]  # the next wakes read the others again
+        reason = f"{error.type}: {error.message}: the inputs are tried one by one"
+        self.writing.note(ev.ConversationStatusChanged("rescheduling", reason, 0.0))
+        self.alone = Alone(wake=self.task["wake"], read=self.read, due=[each.key for each in self.work.due])
+        return self._enlist_more()
+
+    def _set_aside_alone(self, error: ev.SpanError) -> WakeOutcome:
+        """The one input of the wake has failed for good, and others are to be tried: it is a dead letter."""
+        own = [each for each in self.delegations if each not in self.task.get("delegations", [])]
+        self.delegations = [each for each in self.delegations if each not in own]
+        for each in own:
+            self._notify_parent(each, "failed", error=error)
+        self._note_dead_letters(error)
+        return self._enlist_more()
+
+    def _note_dead_letters(self, error: ev.SpanError) -> None:
+        """Go on behind the inputs and due revisits of the wake."""
+        self.writing.processed = self.read
+        self.writing.ended_revisits += [each.key for each in self.work.due]
+        self.writing.is_over = True
+        inputs, due = [each.seq for each in self.work.inputs], [each.key for each in self.work.due]
+        self.writing.note(ev.DeadLetters(inputs, due, error))
+        self._end("failed", error)
+
+    def _enlist_more(self) -> WakeOutcome:
+        self.ctx.enlist(self.writing)
+        outcome = self._outcome("done")
+        outcome["more"] = True
         return outcome
 
     async def _set_aside(self) -> WakeOutcome | None:
@@ -326,16 +380,8 @@ class Attempt(Generic[S]):
         self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()
-        self.writing.processed = self.read
-        self.writing.ended_revisits += [each.key for each in due]
-        self.writing.is_over = True
-        error = ev.SpanError.model_validate_json(last.error or "{}")
-        self.writing.note(ev.DeadLetters([each.seq for each in inputs], [each.key for each in due], error))
-        self._end("failed", error)
-        self.ctx.enlist(self.writing)
-        outcome = self._outcome("done")
-        outcome["more"] = True
-        return outcome
+        self._note_dead_letters(ev.SpanError.model_validate_json(last.error or "{}"))
+        return self._enlist_more()
 
     async def _revisits_of(self, wake_id: str) -> Collection[str]:
         """Keys of the revisits that a failed wake was given."""

@@ -7,15 +7,19 @@ instance, or a reset runs the activity of an earlier execution again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
 from affinity.conversation import events as ev
-from affinity.conversation.events import meta_of
-from affinity.conversation.program import Delegation, WakeOutcome, WakeTask
+from affinity.conversation.events import kind_of, meta_of
+from affinity.conversation.program import Alone, Delegation, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries, all_wakes
 from affinity.conversation.writing import CHILD_ENDED
 from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
+
+USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 
 
 def task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
@@ -35,7 +39,38 @@ def unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
         outcome["delegations"] = task["delegations"]
     if "cancelled_wakes" in task:
         outcome["cancelled_wakes"] = task["cancelled_wakes"]
+    if "alone" in task:
+        outcome["alone"] = task["alone"]
     return outcome
+
+
+def work_of_task(task: WakeTask, work: PendingWork) -> PendingWork:
+    """The pending work for this wake: all of it, or one input or due revisit of those that are tried one by one. An
+    interrupt is read together with what it follows.
+    """
+    left = left_alone(task, work)
+    if left is None:
+        return work
+    inputs = [*work.inputs[:1]] if work.inputs and work.inputs[0].seq <= left["read"] else []
+    due = [] if inputs else [each for each in work.due if each.key in left["due"]][:1]
+    rest = [*work.inputs[len(inputs) :], *work.due[len(due) :], *work.requests[len(work.open_requests) :]]
+    return replace(work, inputs=inputs, due=due, requests=work.open_requests, more=work.more or bool(rest))
+
+
+def left_alone(task: WakeTask, work: PendingWork, behind: int = 0) -> Alone | None:
+    """What is left to be tried one by one; None: nothing.
+
+    Args:
+        task: of the wake.
+        work: all that is pending.
+        behind: without the first of them, as many as this.
+    """
+    alone = task.get("alone")
+    if alone is None or any(each.kind == USER_INTERRUPT for each in work.inputs):
+        return None
+    inputs = sum(each.seq <= alone["read"] for each in work.inputs)
+    due = [each.key for each in work.due if each.key in alone["due"]]
+    return Alone(wake=alone["wake"], read=alone["read"], due=due) if inputs + len(due) > behind else None
 
 
 async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:

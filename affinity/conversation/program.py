@@ -77,6 +77,16 @@ class ChildrenDone(TypedDict):
     after: tuple[str, str]  # time of creation and id of the last child, newest first
 
 
+class Alone(TypedDict):
+    """The inputs of a wake that has failed for good with several: they are tried one by one, each in a wake of its own.
+    Those that fail again become dead letters.
+    """
+
+    wake: str  # id of that wake
+    read: int  # number of its last input
+    due: list[str]  # keys of its due revisits, which follow
+
+
 class Outstanding(TypedDict, total=False):
     """Facts that one wake, or one execution, leaves to the next, for the activity and the orchestration."""
 
@@ -86,6 +96,7 @@ class Outstanding(TypedDict, total=False):
     cancelled_wakes: list[str]
     was_parked: bool  # the first cancelled wake was parked, and has not run, unless there are inputs
     children: ChildrenDone  # the next wake continues behind these children
+    alone: Alone  # until each of these inputs has had its wake
 
 
 class WakeTask(Outstanding):
@@ -331,7 +342,7 @@ class Program:
             task["failures"] = task.get("failures", 0) + 1
             task["elapsed"] = outcome.get("elapsed", 0.0)
             task["processed"] = outcome.get("processed", self.processed)
-            self._keep(outcome, "delegations", "children")
+            self._keep(outcome, "delegations", "children", "alone")
             task["delegations"] = self.left.get("delegations", [])  # also of wakes that had ended and were cancelled
             if not await self._pause(pause):
                 break

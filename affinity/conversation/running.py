@@ -21,9 +21,16 @@ from weakref import WeakKeyDictionary, proxy
 import anyio
 
 from affinity.conversation import events as ev
-from affinity.conversation.attempt import USER_INTERRUPT, Attempt, Runnable
+from affinity.conversation.attempt import Attempt, Runnable
 from affinity.conversation.kinds import terminate_message
-from affinity.conversation.known_wakes import drop_ended_wakes, task_of_execution, unchanged
+from affinity.conversation.known_wakes import (
+    USER_INTERRUPT,
+    drop_ended_wakes,
+    left_alone,
+    task_of_execution,
+    unchanged,
+    work_of_task,
+)
 from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
@@ -45,6 +52,9 @@ from affinity.tasks import run_code
 S = TypeVar("S")
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
+
+DONE: Final = frozenset({"end_turn", "truncated"})
+"""Reasons for which a wake ends that leave nothing to do."""
 
 RETRACT_SECONDS: Final = 2.0
 """Time that a cancelled run may take to retract its streamed parts."""
@@ -88,8 +98,10 @@ class WakeRunner(Generic[S]):
             # the wake begins. Otherwise it would treat an interrupt as one that came too late, and it would lose what a
             # wake had read that ended before it was cancelled.
             return unchanged(task, work) | {"more": True}
-        streams = self._streams_of(ctx.journals)
-        attempt = _HandlerAttempt(self._conversations, ctx, ctx.journals, task, work, read_at, asked_at, streams)
+        streams, alone = self._streams_of(ctx.journals), None
+        if not is_last and "aside" not in task:
+            alone, work = left_alone(task, work, behind=1), work_of_task(task, work)
+        attempt = _HandlerAttempt(self._conversations, ctx, ctx.journals, task, work, alone, read_at, asked_at, streams)
         return await attempt.run()
 
     def _streams_of(self, journals: JournalAccess) -> Streams:
@@ -251,6 +263,7 @@ class _HandlerAttempt(Attempt[S]):
             stream=stream,
             trace=self.trace,
             journals=self.journals,
+            tried_with=self.task["alone"]["wake"] if self.is_alone else None,
             lineage=CreationPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
         )
         return self.parts
@@ -281,7 +294,8 @@ class _HandlerAttempt(Attempt[S]):
         if self.writing.is_interrupted:
             self._drop_requests()
         reason = self._stop_reason(wake)
-        await self._count_cycles(reason)
+        ends_own = self.alone is not None and self._stop_reason(wake, more=False) in DONE
+        await self._count_cycles(reason, ends_own)
         reason = self._stop_reason(wake)  # delegations that have ended may have dropped revisits
         self._end("done", reason=reason)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
@@ -303,8 +317,9 @@ class _HandlerAttempt(Attempt[S]):
         self.writing.requests.clear()
         self.writing.revisits.clear()
 
-    def _stop_reason(self, wake: Wake) -> ev.StopReason:
-        if self.work.more:
+    def _stop_reason(self, wake: Wake, *, more: bool = True) -> ev.StopReason:
+        """Why the wake ends. ``more``: inputs behind it are a reason."""
+        if self.work.more and more:
             return "more"
         if wake.requests:
             return "requires_action"
@@ -313,18 +328,23 @@ class _HandlerAttempt(Attempt[S]):
             return "revisit"
         return "truncated" if self.parts.is_truncated else "end_turn"
 
-    async def _count_cycles(self, reason: ev.StopReason) -> None:
-        """Count this wake for the delegations; end each that is done or has used up its cycles."""
+    async def _count_cycles(self, reason: ev.StopReason, ends_own: bool) -> None:
+        """Count this wake for the delegations; end each that is done or has used up its cycles. ``ends_own``: that of
+        its one input is done, whatever comes of the others.
+        """
         if not self.delegations:
             return
         finish = self.parts.finish
-        is_done = finish.is_set or (reason in {"end_turn", "truncated"} and not self.writing.has_open_delegations)
+        has_open = self.writing.has_open_delegations
+        is_done = finish.is_set or (reason in DONE and not has_open)
+        done = {each["id"] for each in self.delegations if is_done}
+        done |= {each.delegation or "" for each in self.metas if ends_own and not has_open}
         for each in self.delegations:
             each["cycles"] += 1
-        ended = [each for each in self.delegations if is_done or each["cycles"] >= each["max_cycles"]]
+        ended = [each for each in self.delegations if each["id"] in done or each["cycles"] >= each["max_cycles"]]
         self.delegations = [each for each in self.delegations if each not in ended]
         for each in ended:
-            self._notify_parent(each, "completed" if is_done else "max_cycles", result=finish.result)
+            self._notify_parent(each, "completed" if each["id"] in done else "max_cycles", result=finish.result)
         if ended and not is_done and not self.delegations:  # it may run no more
             self.writing.revisits.clear()
             pending = await self.journals.get_pending(self.writing.session_id, 0)  # the wake's parts have added some
@@ -346,6 +366,6 @@ class _HandlerAttempt(Attempt[S]):
         )
         pause = self._pause(describe_error(error)[0], error)
         # The state may be staged already: the error may come from a step behind the handler.
-        self.ctx.withdraw(error, retried=pause is not None)
+        self.ctx.withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)
         return self._close_trace(error_of(error), pause)

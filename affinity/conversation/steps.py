@@ -16,11 +16,12 @@ from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
 
 import anyio
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from affinity.conversation import step_errors
 from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.wake_parts import WakeParts
+from affinity.conversation.writing import WakeWriting
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
 from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
@@ -66,6 +67,7 @@ class WakeSteps:
         # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
         self._before = {each.key: each for each in steps if each.wake_id != parts.wake_id and each.key != PART}
         self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
+        self._others = _StepsOfOthers(parts.tried_with, self._before, self._writing)
         self.has_parts: bool = PART in self._done
         """Whether earlier attempts of the wake have committed entries."""
         self._size = sum([len(each.result or "") for each in self._done.values()])
@@ -118,6 +120,8 @@ class WakeSteps:
         try:
             row, arguments = step_key(STEP, *place), _digest(args)
             found = self._find(row, arguments, name, has_key=key is not None)
+            if found is None:
+                found = self._others.find(place, row, arguments)
             begun = step_key(BEGUN, STEP, *place) if repeat == "never" else None
             if found is None and begun is not None:
                 found = self._find_earlier(row, begun, arguments, name)
@@ -260,6 +264,43 @@ class WakeSteps:
         except BaseException as error:
             self._writing.lost = error
             raise
+
+
+class _StepsOfOthers:
+    """The steps of a wake that has failed with several inputs, for a later wake that has one of them.
+
+    A step that was done there is not done again: one with a key by its key, any other by its arguments, for its place
+    counts the steps of the other inputs. The others stay for the wakes of these.
+    """
+
+    def __init__(self, wake_id: str | None, before: dict[str, Step], writing: WakeWriting) -> None:
+        self._is_used = wake_id is not None
+        self._before, self._writing = before, writing
+        self._by_place: dict[tuple[str, int], list[Step]] = {}
+        for step in [each for each in before.values() if each.wake_id == wake_id]:
+            match from_json(step.key):
+                case [*_, str(name), int(number)]:
+                    self._by_place.setdefault((name, number), []).append(before.pop(step.key))
+
+    def find(self, place: tuple[str, str | int], row: str, arguments: str) -> Step | None:
+        """The row of a step that was done there. What had begun there is known at this place from now on."""
+        if not self._is_used:
+            return None
+        name, number = place
+        if isinstance(number, int):
+            self._move(name, number, arguments)
+        found = self._before.get(row)
+        return found if found is not None and found.arguments == arguments else None
+
+    def _move(self, name: str, number: int, arguments: str) -> None:
+        for other in sorted(place for place in self._by_place if place[0] == name):
+            if self._by_place[other][0].arguments == arguments:
+                for step in self._by_place.pop(other):
+                    *parts, _ = from_json(step.key)
+                    self._before[step_key(*parts, number)] = step
+                    if step in self._writing.kept_steps:
+                        self._writing.kept_steps.remove(step)
+                return
 
 
 class Committed:

@@ -62,6 +62,8 @@ class WakeParts:
     trace: Trace
     journals: JournalAccess
     lineage: CreationPlanner
+    tried_with: str | None = None
+    """Id of the wake that has failed with the one input of this wake, and with others."""
     finish: Finish = field(default_factory=Finish)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a part is committed: the worker refuses a second one at the same time."""

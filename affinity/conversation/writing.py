@@ -80,6 +80,8 @@ class WakeWriting:
     home: HomeLease | None = None
     steps: list[Step] = field(default_factory=list)
     """Steps that commit with the next part."""
+    kept_steps: list[Step] = field(default_factory=list)
+    """Steps of an earlier wake that stay when the wake ends: later wakes have its other inputs."""
     held: list[NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
     end: WakeEnd | None = None
@@ -273,6 +275,7 @@ class WakeWriting:
             attempt=self.attempt,
             end=self.end,
             clear_steps=self.is_over and (self.has_parts or bool(self.work.steps)),
+            steps=self.kept_steps if self.is_over else (),
         )
         return self._write
 
