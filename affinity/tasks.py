@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from affinity.errors import WrongEventLoop
-from affinity.user_code import as_error, call_sync
+from affinity.user_code import as_error, call_sync, own_context
 
 T = TypeVar("T")
 
@@ -90,8 +90,9 @@ async def call_inline(function: Callable[..., Any], /, *args: Any) -> Any:
 
 
 async def run_code(function: Callable[[], Coroutine[Any, Any, T]], limit: float | None = None) -> T:
-    """Return the result of async code of the application, in a task of its own. So a ``CancelledError`` that reaches
-    the caller is a cancellation of the caller, and any other one is an error of the code.
+    """Return the result of async code of the application, in a task of its own, with an `own_context`. So a
+    ``CancelledError`` that reaches the caller is a cancellation of the caller, and any other one is an error of the
+    code.
 
     When the caller is cancelled, or after ``limit`` seconds, the code is cancelled too, and has `CLEANUP_SECONDS` for
     its end. Code that ignores that is left behind: it goes on, and its end is dropped.
@@ -100,7 +101,7 @@ async def run_code(function: Callable[[], Coroutine[Any, Any, T]], limit: float 
         TimeoutError: the code has not ended within the limit, whatever it has returned later.
         Exception: as `affinity.user_code.as_error`.
     """
-    task = asyncio.create_task(_run(function))
+    task = asyncio.create_task(_run(function), context=own_context())
     try:
         await asyncio.wait([task], timeout=limit)
         if not task.done():
@@ -122,9 +123,14 @@ async def _run(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         raise converted from error
 
 
-async def finish(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a function to its end: when the caller is cancelled, it goes on. It is bounded in time by itself."""
-    task = asyncio.create_task(function())
+async def finish(function: Callable[[], Coroutine[Any, Any, None]], variables: Context | None = None) -> None:
+    """Run a function to its end: when the caller is cancelled, it goes on. It is bounded in time by itself.
+
+    Args:
+        function: to run, in a task of its own.
+        variables: context variables that it has a copy of; None: the caller's.
+    """
+    task = asyncio.create_task(function(), context=None if variables is None else variables.copy())
     _finishing.add(task)
     task.add_done_callback(_finishing.discard)
     with anyio.CancelScope(shield=True):

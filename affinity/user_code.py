@@ -12,8 +12,10 @@ program.
 
 from __future__ import annotations
 
+import decimal
 import opcode
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -47,14 +49,27 @@ def pass_interrupt(error: BaseException) -> None:
         raise error
 
 
+def own_context() -> Context:
+    """A copy of the caller's context variables for code of the application. What it sets, no other code sees: not the
+    variables, nor the precision of `decimal`, whose object the copies would share.
+    """
+    context = copy_context()
+    context.run(_copy_decimals)
+    return context
+
+
+def _copy_decimals() -> None:
+    decimal.setcontext(decimal.getcontext().copy())
+
+
 def call_sync(function: Callable[..., T], /, *args: Any, **named: Any) -> T:
-    """Call a function of the application that is not async.
+    """Call a function of the application that is not async, in an `own_context`.
 
     Raises:
         Exception: as `as_error`.
     """
     try:
-        return function(*args, **named)
+        return own_context().run(function, *args, **named)
     except _ITERATION as error:
         raise as_error(error) from error
     except Exception:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -46,6 +47,7 @@ class _Shared(Generic[T]):
         self.acquiring = 0  # calls of `acquire` that have not returned
         self.opening = SharedCall()
         self.closing = False
+        self.variables: Context = copy_context()  # of the code that has opened it; code that closes it has them too
         self.gone = anyio.Event()
 
     @property
@@ -173,7 +175,7 @@ class Resource(Generic[T]):
             return
         if shared.opening.is_done:
             shared.closing = True
-            await finish(partial(self._close_and_forget, at, shared))
+            await finish(partial(self._close_and_forget, at, shared), shared.variables)
         else:
             self._forget(at, shared)
 

@@ -34,6 +34,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from contextvars import Context, copy_context
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -126,6 +127,7 @@ class CacheEntry(Generic[S]):
         self.bytes = 0
         self.is_retired = self.is_disposing = False
         self.is_kept = False  # while it is retired: its successor follows it
+        self.variables: Context = copy_context()  # of the code that has opened it; code that disposes it has them too
         self.home: tuple[str, int] | None = None  # the session, and its epoch, on whose lease it is; None: its own
         self.hydration: SharedCall = SharedCall()
         self.unused: anyio.Event = anyio.Event()  # set when it is retired and unpinned
@@ -459,11 +461,11 @@ class StateCache(Generic[E]):
 
     async def _dispose_all(self, unused: Sequence[E]) -> None:
         async with anyio.create_task_group() as tasks:
-            for entry in unused:
-                tasks.start_soon(self._dispose, entry)
+            for entry in unused:  # what calls this may be code of another session
+                entry.variables.run(tasks.start_soon, self._dispose, entry)
 
     async def _dispose(self, entry: E) -> None:
-        enter_session(entry.session_id)  # this task may have been started by code of another session
+        enter_session(entry.session_id)
         try:
             await self._dispose_entry(entry)
         finally:

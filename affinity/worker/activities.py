@@ -27,6 +27,7 @@ from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
+from affinity.user_code import own_context
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.journals import WorkerJournals
@@ -285,7 +286,7 @@ class ActivityRunner:
         # `aclose` waits for the tasks that are left.
         run = self._result if self._tracer is None else partial(self._traced, self._tracer)
         coroutine = run(activity_id, running, definition, task)
-        running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name)
+        running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name, context=own_context())
         running.task.add_done_callback(partial(self._handle_end, running, task))
 
     # -- running

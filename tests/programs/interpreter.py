@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -42,12 +44,38 @@ class Planned(Exception):
     """The error that a program raises."""
 
 
+# -- context variables: the code of an execution, or of a run of an activity, sees what it has set itself
+
+_OWNER: Final[ContextVar[str]] = ContextVar(f"{NAME}.owner", default="nobody")
+
+leaks: Final[list[str]] = []
+"""What code has seen of other code, in this process."""
+
+
+def _begin_code(owner: str) -> None:
+    """Note what the code begins with, and leave something set."""
+    _check_code("nobody", owner)
+    _OWNER.set(owner)
+    decimal.getcontext().prec = 3
+
+
+def _check_code(expected: str, owner: str) -> None:
+    precision = decimal.DefaultContext.prec if expected == "nobody" else 3
+    if (found := (_OWNER.get(), decimal.getcontext().prec)) != (expected, precision):
+        leaks.append(f"{owner} sees {found}")
+
+
+def _owner_of(ctx: affinity.OrchestrationContext) -> str:
+    return f"{ctx.instance_id}/{ctx.execution_id}"
+
+
 # -- activities
 
 
 @app.activity(name=f"{NAME}.work")
 async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """Returns the attempt, or the place of its mark in the state of its session, from 1."""
+    _begin_code(mark_of(ctx))
     place = ctx.attempt
     await calls.begin_attempt(mark_of(ctx), ctx.attempt)
     for _ in range(task.slow):
@@ -71,6 +99,7 @@ async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
 @app.activity(name=f"{NAME}.threaded")
 def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """The same on a thread."""
+    _begin_code(mark_of(ctx))
     place = ctx.attempt
     if task.keeps:
         opening = sessions.open_sync(ctx)
@@ -92,6 +121,7 @@ def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
 @app.activity(name=f"{NAME}.talk")
 async def talk(ctx: affinity.ActivityContext, task: bodies.SendToConversation) -> None:
     """The conversation gets one event, however often this runs."""
+    _begin_code(mark_of(ctx))
     await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)])
 
 
@@ -111,6 +141,7 @@ def mark_of(ctx: affinity.ActivityContext) -> str:
 @app.orchestration(name=f"{NAME}.body")
 async def body(ctx: affinity.OrchestrationContext, job: Job) -> list[Any]:
     """Carries the statements out, and returns what each has given."""
+    _begin_code(_owner_of(ctx))
     found = await _all(ctx, job.body)
     if job.rounds:
         ctx.continue_as_new(replace(job, rounds=job.rounds - 1, heard=_heard(found)))
@@ -132,6 +163,8 @@ async def _one(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
         return await _perform(ctx, statement)
     except (ActivityError, OrchestrationFailed, OrchestrationCancelled, affinity.errors.InstanceExists) as error:
         return type(error).__name__
+    finally:
+        _check_code(_owner_of(ctx), _owner_of(ctx))
 
 
 async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:

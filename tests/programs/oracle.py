@@ -13,7 +13,7 @@ from affinity.orchestration import events as ev
 from tests.programs.acts import Seen
 from tests.programs.bodies import Activity
 from tests.programs.histories import Past, Run
-from tests.programs.interpreter import Planned, reply_to
+from tests.programs.interpreter import Planned, leaks, reply_to
 from tests.programs.names import NAME, instance_id, session_id
 
 _TASK: Final = TypeAdapter(Activity)
@@ -50,6 +50,7 @@ class Oracle:
         self._check_replies()
         self._check_states()
         self._check_order()
+        assert not leaks, f"code has seen what other code has set: {leaks}"
 
     # -- activities and timers
 
