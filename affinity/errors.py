@@ -511,6 +511,7 @@ ExplanationCode: TypeAlias = Literal[
     "activity_delayed",  # the activity may not be taken yet
     "activity_queued",  # a worker may take the activity now
     "activity_running",
+    "activity_waits",  # the activity runs, and waits for another instance or a conversation
     "child",  # a sub-orchestration: no reason is known for it
     "event",
     "timer",

@@ -41,6 +41,9 @@ MAX_INTEGER: Final = 2**31 - 1
 MAX_EPOCH: Final = 2**63 - 1
 """The greatest epoch that a database can issue."""
 
+MAX_WAITS_READ: Final = 1_000
+"""Waits of activities that are read to find a circle; a longer one is not found."""
+
 MAX_STREAM_BYTES: Final = 8 * 1024 * 1024
 """UTF-8 bytes that one attempt of a wake may stream: a reader that comes late reads all of them."""
 

@@ -37,6 +37,7 @@ from affinity.client.requests import (
 from affinity.client.schedules import Schedules
 from affinity.client.starts import PendingStart, refusal_of
 from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
+from affinity.client.waits import NotedWait
 from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.codec import Codec
@@ -443,7 +444,10 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         check_timeout(timeout)
         _ = self._provider  # raises when the client is not open
         with anyio.move_on_after(timeout):
-            return await self._waiters.until(instance_id, is_awaited)
+            if is_awaited is not has_ended:
+                return await self._waiters.until(instance_id, is_awaited)
+            async with NotedWait(self.journals.database, instance_id) as noted:
+                return await noted.over(lambda: self._waiters.until(instance_id, is_awaited))
         message = f"instance {instance_id!r} {otherwise} within {timeout:g} s"
         try:
             (info,) = await self._provider.get_instance([instance_id])  # it may have changed since the last poll

@@ -252,6 +252,11 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
         """Up to where events were taken: ``after`` of a later feed, and the id of a server-sent event."""
         return str(FeedPosition(self._position.seq, self._position.stream, self._journal))
 
+    @property
+    def journal_id(self) -> int | None:
+        """The journal that is read; None: it is not known yet."""
+        return self._journal_id or (None if self._journal is None else self._journal.journal_id)
+
     async def __anext__(self) -> FeedItem:
         """The next one; waits for it if the feed follows. After a cancelled wait or an error, it reads on from
         `position`.

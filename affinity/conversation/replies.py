@@ -12,6 +12,7 @@ from affinity import errors
 from affinity.audit import action
 from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
+from affinity.client.waits import NotedWait
 from affinity.conversation.events import JournalEvent
 from affinity.conversation.follow import EntryNumber, EventFeed, FeedPosition, PageReader, check_timeline, read_position
 from affinity.conversation.reading import Kinds, check_seq, kinds_of
@@ -107,8 +108,9 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             EntriesRemoved: retention has removed the reply before it was read.
             WakeMisuse: the wait would be a deadlock. The caller is the handler of this conversation's wake, or a task
                 that it started; or that handler waits for a reply of the caller's conversation, directly or through
-                others. Only waits in this process are detected. Nothing is sent, unless two handlers begin to wait for
-                each other at the same moment.
+                others. Within one process nothing is sent then, unless two handlers begin to wait for each other at the
+                same moment. A circle through several processes, or through instances whose activities wait, is found
+                within seconds: of its waits the one that began last is refused.
             ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number; or ``until`` is
                 another word.
         """
@@ -180,6 +182,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             lambda: self._open_reply(event, sent_as, position, about),
             self.reply,
             self._check_not_blocked,
+            self._noted,
             position=str(position),
             heartbeat=heartbeat,
         )
@@ -225,6 +228,10 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         """Note that a handler, if the caller is one, waits for the reply to this input."""
         return waiting_for(self._client.journals.database, self.conversation_id, seq)
 
+    def _noted(self, seq: int, journal_id: int) -> NotedWait:
+        """The same, so that it is found from other processes too."""
+        return NotedWait(self._client.journals.database, self.conversation_id, journal_id, int(seq))
+
     async def _check_not_blocked(self) -> None:
         """Refuse to wait in a handler for a wake that cannot begin before that handler has ended."""
         blocked = blocked_journals(self._client.journals.database, self.conversation_id)
@@ -245,25 +252,27 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         journal_id = 0 if journal is None else journal.journal_id
         timeline = self._timeline if journal is None else journal.timeline
         entries: list[Entry] = []
-        while True:
-            if not look:
-                with self._waiting(seq):
-                    await self._check_not_blocked()
-                    await change.wait()
-            after = entries[-1].seq if entries else 0
-            query = JournalQuery(session_id=self.conversation_id, reply_to=seq, after=after, limit=REPLY_PAGE)
-            try:
-                page = await self._page(query)
-            except errors.UnknownConversation:
+        async with self._noted(seq, journal_id) as noted:
+            while True:
+                if not look:
+                    with self._waiting(seq):
+                        await self._check_not_blocked()
+                        await noted.over(change.wait)
+                after = entries[-1].seq if entries else 0
+                query = JournalQuery(session_id=self.conversation_id, reply_to=seq, after=after, limit=REPLY_PAGE)
+                try:
+                    page = await self._page(query)
+                except errors.UnknownConversation:
+                    check_timeline(self._client.journals, self.conversation_id, timeline)
+                    raise
                 check_timeline(self._client.journals, self.conversation_id, timeline)
-                raise
-            check_timeline(self._client.journals, self.conversation_id, timeline)
-            journal_id = journal_id or page.journal_id
-            if page.journal_id != journal_id:
-                raise errors.UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
-            check_awaited(self.conversation_id, seq, page, after)
-            look = page.more
-            entries += page.entries
-            if not page.more and page.wake is not None and page.processed >= seq:
-                about = (page.wake.wake_id, page.wake.processed, page.wake.reason)
-                return Reply(self.conversation_id, int(seq), *about, entries, self._kind.types)
+                journal_id = journal_id or page.journal_id
+                if page.journal_id != journal_id:
+                    raise errors.UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
+                noted.journal_id = journal_id
+                check_awaited(self.conversation_id, seq, page, after)
+                look = page.more
+                entries += page.entries
+                if not page.more and page.wake is not None and page.processed >= seq:
+                    about = (page.wake.wake_id, page.wake.processed, page.wake.reason)
+                    return Reply(self.conversation_id, int(seq), *about, entries, self._kind.types)

@@ -15,6 +15,7 @@ import anyio
 
 from affinity.async_block import ClosedBlock
 from affinity.client.journals import Journals
+from affinity.client.waits import NotedWait
 from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry
 from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, PageReader
 from affinity.conversation.reply import Reply
@@ -141,6 +142,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
         begin: Callable[[], Awaitable[tuple[int, EventFeed]]],
         reply: Callable[[int], Awaitable[Reply]],
         check: Callable[[], Awaitable[None]],
+        noted: Callable[[int, int], NotedWait],
         *,
         position: str,
         heartbeat: float | None,
@@ -153,11 +155,13 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
                 read. It may be repeated.
             reply: waits for the reply to an input.
             check: raises unless the caller may wait for a wake of the conversation.
+            noted: notes a wait for the reply to an input of a journal.
             position: before the first item.
             heartbeat: seconds.
         """
         self._waiting = waiting
-        self._begin, self._reply, self._check = begin, reply, check
+        self._begin, self._reply, self._check, self._new_note = begin, reply, check, noted
+        self._noted: NotedWait | None = None
         self._first_position = position
         self._heartbeat = heartbeat
         self._seq = 0
@@ -187,8 +191,13 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
             self._seq, self._feed = await self._begin()
         with self._waiting(self._seq):
             await self._check()
-            async for item in self._feed:
+            feed = self._feed
+            noted = self._noted = self._noted or self._new_note(self._seq, 0)
+            noted.journal_id = feed.journal_id
+            item: FeedItem | None = await noted.over(lambda: anext(feed, None))
+            if item is not None:
                 return item
+        await noted.end()
         reply = await self._reply(self._seq)
         self._has_ended = True
         return reply
@@ -196,5 +205,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
     async def aclose(self) -> None:
         """Close the stream, if it is left before its end."""
         self._has_ended = True
+        if self._noted is not None:
+            await self._noted.end()
         if self._feed is not None:
             await self._feed.aclose()

@@ -120,16 +120,19 @@ class Explainer:
             return self.reason(*missing, tail=_other_waits(outstanding))
         return await self._outstanding(info, outstanding)
 
-    async def explain_child(self, instance_id: str, relation: str, status: str = "") -> Explanation | None:
+    async def explain_child(
+        self, instance_id: str, relation: str, status: str = "", *, text: str = ""
+    ) -> Explanation | None:
         """What an instance waits for that the one in question waits for: ``relation`` is "sub-orchestration" or the
-        like, and ``status`` stands behind its id. None: it has ended, or it is too deep.
+        like, and ``status`` stands behind its id; or ``text`` stands before it. None: it has ended, or it is too deep.
         """
         if len(self.path) >= MAX_DEPTH or instance_id in self.path:
             return None
         found = await Explainer(self.provider, self.path, await self._known_workers()).explain(instance_id)
         if found is None:
             return None
-        sentence = f"{self.path[-1]!r} waits for its {relation} {instance_id!r}{status}: {found.sentence}"
+        text = text or f"waits for its {relation}"
+        sentence = f"{self.path[-1]!r} {text} {instance_id!r}{status}: {found.sentence}"
         return replace(found, sentence=sentence)
 
     def reason(
@@ -208,7 +211,23 @@ class Explainer:
         """
         items = await self.provider.list_work_items(self.path[-1], MAX_ITEMS)
         found = [self.reason(*await self._item(one, called), tail=tail) for one in items]
-        return min(found, key=lambda one: _URGENCY.index(one.code), default=None)
+        worst = min(found, key=lambda one: _URGENCY.index(one.code), default=None)
+        if worst is None or worst.code != "activity_running":
+            return worst
+        return await self._awaited(called or f"the activity {worst.name!r}") or worst
+
+    async def _awaited(self, what: str) -> Explanation | None:
+        """What an activity that runs waits for; None: it has not noted that."""
+        me, text = self.path[-1], f"waits for {what}, which waits for"
+        awaited = [edge.awaited for edge in await self.provider.get_waits(me) if edge.instance_id == me]
+        for instance_id in awaited:
+            found = await self.explain_child(instance_id, "", text=text)
+            if found is not None:
+                return found
+        for instance_id in awaited:
+            circle = ", in a circle: the wait that began last is refused" if instance_id in self.path else ""
+            return self.reason("activity_waits", f"{text} {instance_id!r}{circle}")
+        return None
 
     async def _item(self, item: WorkItemInfo, called: str | None) -> _Reason:
         code, text, more = await self._why(item)

@@ -346,6 +346,15 @@ RULES.of("journal_streams")(_of_running_wakes("journal_streams"))
 RULES.of("journal_steps")(_of_running_wakes("journal_steps"))
 
 
+@RULES.of("activity_waits")
+def _activity_waits(db: Tables) -> Iterator[str]:
+    """None is left: nothing runs. (Of a crashed worker a sweep removes them.)"""
+    for row in db.rows["activity_waits"]:
+        queued = {(q["instance_id"], q["execution_id"], q["activity_id"]) for q in db.rows["worker_queue"]}
+        if (row["instance_id"], row["execution_id"], row["activity_id"]) not in queued:
+            yield f"{row['instance_id']!r} waits for {row['awaited']!r}, and its activity has ended"
+
+
 @RULES.of("journal_parents")
 def _journal_parents(db: Tables) -> Iterator[str]:
     """Both journals are there."""

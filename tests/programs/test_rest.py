@@ -367,6 +367,9 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     ),
     "journal_streams": (lambda at: at.add("journal_streams", **at.of("c", wake_id="w", attempt=1)),),
     "journal_steps": (lambda at: at.add("journal_steps", **at.of("c", wake_id="w", key="k")),),
+    "activity_waits": (
+        lambda at: at.add("activity_waits", instance_id="c", execution_id=9, activity_id=9, awaited="d"),
+    ),
     "journal_parents": (lambda at: at.add("journal_parents", **at.of("c", parent_id=99)),),
     "timeline": (lambda at: at["timeline"].clear(),),
     "sweeps": (lambda at: at["sweeps"].clear(),),

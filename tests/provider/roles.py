@@ -41,7 +41,7 @@ CLIENT_VERBS: Final = frozenset({
     "list_workers", "desired_workers", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances",
     "sample_waiting_work", "notify_workers",
-    "read_journal", "get_wakes", "list_journals", "get_pending",
+    "read_journal", "get_wakes", "get_waits", "list_journals", "get_pending",
     "notify_journals", "get_lineage", "describe_journal", "list_requests",
     "write_audit", "list_audit",
 })  # fmt: skip

@@ -47,7 +47,7 @@ ASIDE: Final = frozenset(
         "end_waits", "retry_suspended", "check_work_item", "list_sessions", "report_session_moves", "register_worker",
         "list_workers",
         "take_unused_resources", "release_idle_session", "list_work_items", "read_origins", "write_stream", "aclose",
-        "get_load", "release_unknown_locks", "find_unused_resources",
+        "get_load", "begin_wait", "end_wait", "get_waits", "release_unknown_locks", "find_unused_resources",
     }
 )  # fmt: skip
 """Calls that workers repeat whatever happens, and calls that only explain."""

@@ -7,6 +7,7 @@ from typing import Final, LiteralString
 
 from affinity.limits import PROBE_AFTER
 from affinity.provider.postgres import (
+    activity_waits,
     audit,
     fetching,
     instances,
@@ -284,6 +285,9 @@ class PostgresProvider(Database):
     create_journals: Final = audited("journal", lineage.create_journals)
     get_lineage: Final = lineage.get_lineage
     retract_stream: Final = streams.retract_stream
+    begin_wait: Final = activity_waits.begin_wait
+    end_wait: Final = activity_waits.end_wait
+    get_waits: Final = activity_waits.get_waits
     list_journals: Final = journal_admin.list_journals
     describe_journal: Final = audited("journal", journal_admin.describe_journal)
     list_requests: Final = open_requests.list_requests

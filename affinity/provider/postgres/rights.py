@@ -72,8 +72,8 @@ RIGHTS: Final[Sequence[Rights]] = (
     Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),
     Rights(
         "TABLE",
-        "parked_items ended_executions history instance_counts instance_sizes instances instances_by_status"
-        " journal_delegations journal_entries journal_parents journal_requests"
+        "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
+        " instances_by_status journal_delegations journal_entries journal_parents journal_requests"
         " journal_revisits journal_steps journal_streams journal_wakes"
         " journals message_keys resources schedules session_holds session_moves session_orders session_states"
         " session_watches sessions suspensions sweeps workers",
@@ -106,7 +106,7 @@ RIGHTS: Final[Sequence[Rights]] = (
     # What a client reads with.
     Rights(
         "FUNCTION",
-        "find_entries find_inherited_reply is_inherited_input is_running journal_segments next_schedule",
+        "find_entries find_inherited_reply is_inherited_input is_running is_waiting journal_segments next_schedule",
         client=_RUN,
         worker=_RUN,
     ),

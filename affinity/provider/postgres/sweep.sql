@@ -158,6 +158,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     DELETE FROM session_holds h USING old_holds o
     WHERE h.instance_id = o.instance_id AND h.execution_id = o.execution_id AND h.hold_id = o.hold_id
     RETURNING 1
+), removed_waits AS (
+    DELETE FROM activity_waits w WHERE NOT is_running(w)
 ), old_moves AS MATERIALIZED (
     -- The oldest ones, if the very oldest is old enough.
     SELECT m.epoch, m.moved_at FROM session_moves m

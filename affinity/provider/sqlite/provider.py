@@ -37,6 +37,7 @@ from affinity.provider.listing import list_portions
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
+    activity_waits,
     audit,
     fetching,
     hints,
@@ -373,6 +374,10 @@ class SqliteProvider:
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
         await self.notify_journals([session_id])
+
+    begin_wait: Final = _writes(activity_waits.begin)
+    end_wait: Final = _writes(activity_waits.end)
+    get_waits: Final = _reads(activity_waits.read)
 
     _read_journals: Final = _reads(journal_admin.list_journals)
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.sqlite import audit, messages, moves, schedules, work_items
+from affinity.provider.sqlite import activity_waits, audit, messages, moves, schedules, work_items
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import is_offer, own_route
@@ -48,6 +48,7 @@ def sweep(
     )
     workers_removed = tx.run(SQL["remove_workers"], {"ended_before": tx.now - worker_retention, "now": tx.now})
     holds_removed = tx.run(SQL["remove_holds"], {"now": tx.now, "limit": MAX_REROUTE})
+    activity_waits.remove(tx)
     moves_removed = moves.remove(tx, retention)
     audit_removed = audit.remove(tx, retention)
     more = repair.exhausted or max(sessions_removed, holds_removed, moves_removed, audit_removed) >= MAX_REROUTE

@@ -70,6 +70,9 @@ BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "report_session_moves": lambda _: False,
     "drain_worker": lambda held: held is None,  # it takes work again
     "prune_journals": lambda _: False,
+    "begin_wait": lambda _: False,
+    "end_wait": lambda _: False,
+    "get_waits": lambda _: False,
     "write_schedules": any,
 }
 """Calls that workers repeat: whether one has brought or changed anything."""

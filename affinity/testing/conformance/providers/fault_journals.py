@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from affinity.journal import (
+    ActivityWait,
     Appended,
     CreationResult,
     Description,
@@ -57,6 +58,19 @@ async def write_stream(fixtures: FaultFixtures) -> Attempt:
         await _remove(fixtures, talk.session_id)
 
     return returns([], lambda: journals(fixtures.provider).write_stream(parts), then)
+
+
+async def begin_wait(fixtures: FaultFixtures) -> Attempt:
+    wait = ActivityWait(1, fixtures.name("i"), 1, 1, "w", "other", None, None)
+    return returns(None, lambda: journals(fixtures.provider).begin_wait(wait))
+
+
+async def end_wait(fixtures: FaultFixtures) -> Attempt:
+    return returns(None, lambda: journals(fixtures.provider).end_wait(1))
+
+
+async def get_waits(fixtures: FaultFixtures) -> Attempt:
+    return returns([], lambda: journals(fixtures.provider).get_waits(fixtures.name("i")))
 
 
 async def retract_stream(fixtures: FaultFixtures) -> Attempt:
@@ -208,7 +222,8 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[Fault
     return prepare
 
 
-_WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, describe_journal, delete_journal,
+_WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, begin_wait, end_wait, get_waits,
+                  describe_journal, delete_journal,
                   prune_journals, watch_journals, notify_journals)  # fmt: skip
 
 JOURNAL_VERBS: Final = {each.__name__: each for each in _WRITES} | {

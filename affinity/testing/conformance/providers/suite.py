@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from affinity.testing.conformance.providers.activity_waits import ActivityWaitRules
 from affinity.testing.conformance.providers.audit import AuditRules
 from affinity.testing.conformance.providers.batches import BatchRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
@@ -126,6 +127,7 @@ class ProviderConformance(
     JournalStepRules,
     JournalDelegationRules,
     JournalStreamRules,
+    ActivityWaitRules,
     JournalAdministrationRules,
     JournalDescriptionRules,
     OpenRequestRules,

@@ -1,0 +1,38 @@
+"""Activities that wait for instances: who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.journal import ActivityWait, WaitEdge
+from affinity.limits import MAX_WAITS_READ
+from affinity.provider.postgres.operations import Database
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "activity_waits.sql")
+
+
+async def begin_wait(db: Database, wait: ActivityWait) -> None:
+    params = {
+        "wait": Int8(wait.wait_id),
+        "instance": wait.instance_id,
+        "execution": Int8(wait.execution_id),
+        "activity": Int8(wait.activity_id),
+        "worker": wait.worker_id,
+        "awaited": wait.awaited,
+        "journal": None if wait.journal_id is None else Int8(wait.journal_id),
+        "seq": None if wait.seq is None else Int8(wait.seq),
+    }
+    await db.connections.misc.run(_SQL["begin"], params)
+
+
+async def end_wait(db: Database, wait_id: int) -> None:
+    await db.connections.misc.run(_SQL["end"], {"wait": Int8(wait_id)})
+
+
+async def get_waits(db: Database, instance_id: str) -> Sequence[WaitEdge]:
+    rows = await db.connections.misc.run(_SQL["read"], {"instance": instance_id, "limit": Int8(MAX_WAITS_READ)})
+    return [WaitEdge(*row) for row in rows]

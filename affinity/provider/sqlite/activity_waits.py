@@ -1,0 +1,30 @@
+"""Activities that wait for instances: who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from affinity.journal import ActivityWait, WaitEdge
+from affinity.limits import MAX_WAITS_READ
+from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.statements import load_statements
+
+SQL: Final = load_statements(__package__, "activity_waits.sql")
+
+
+def begin(tx: Tx, wait: ActivityWait) -> None:
+    tx.run(SQL["begin"], {**wait._asdict(), "now": tx.now})
+
+
+def end(tx: Tx, wait_id: int) -> None:
+    tx.run(SQL["end"], {"wait_id": wait_id})
+
+
+def remove(tx: Tx) -> None:
+    tx.run(SQL["remove"], {"now": tx.now})
+
+
+def read(tx: Tx, instance_id: str) -> Sequence[WaitEdge]:
+    rows = tx.rows(SQL["read"], {"instance_id": instance_id, "now": tx.now, "limit": MAX_WAITS_READ})
+    return [WaitEdge(*row) for row in rows]
