@@ -36,7 +36,7 @@ def with_spec(row: ScheduleRow, spec: ScheduleSpec, now: datetime) -> ScheduleRo
     changed = replace(row, spec=spec.to_text())
     if row.paused is not None or (row.next_due is not None and spec.has_ticks_of(read_spec(row.spec))):
         return changed
-    return replace(changed, next_due=next_tick(spec, now), queued_until=None)
+    return replace(changed, next_due=next_tick(spec, now), queued_until=None, retry_at=None)
 
 
 def tick_id(row: ScheduleRow, due: datetime) -> str:

@@ -48,6 +48,14 @@ DECLARE_SECONDS: Final = 30.0
 QUEUED_SECONDS: Final = 0.1
 """From a start on which other ticks wait to the next look at whether it has ended: missed ticks may be many."""
 
+RETRY_SECONDS: Final = 60.0
+"""Longest pause between two attempts to fire a tick that is refused, or that this code cannot read; the first one is a
+second, and each is twice as long as the one before.
+"""
+
+MAX_NOTE: Final = 500
+"""Characters of a note on a late tick."""
+
 _EARLIER: Final = timedelta(microseconds=1)
 
 
@@ -62,6 +70,11 @@ class Firing:
     messages: list[NewMessage] = field(default_factory=list)
     missed: tuple[datetime, datetime] | None = None
     """First tick that was due before the catch-up window, and the beginning of that window."""
+
+    def __post_init__(self) -> None:
+        self.read = self.row
+        if self.row.retry_at is not None:
+            self.row = replace(self.row, retry_at=None, note=None)
 
     def run(self) -> None:
         """Fire the queued tick, if its time has come, and all ticks that are due, or the first of them."""
@@ -199,21 +212,36 @@ class Schedules(WorkerPart):
             due = await self._health.call(partial(self._provider.get_due_schedules, SCHEDULE_STEP), self.run)
             if not due.rows:
                 return due.next_due if not waits else min(due.next_due or QUEUED_SECONDS, QUEUED_SECONDS)
-            firings = [one for row in due.rows if (one := self._planned(row, due.now)) is not None]
+            late: list[ScheduleRow] = []
+            firings = [one for row in due.rows if (one := self._planned(row, due.now, late)) is not None]
             waits = waits or any(firing.starts and firing.row.queued for firing in firings)
             await self._send(firings)
-            if not firings or not await self._write(firings):
-                return None  # a quota refuses starts, or only newer code can read them; the next sweep comes back
+            late += await self._write(firings)
+            if late:
+                await self._health.call(
+                    partial(self._provider.write_schedules, [ScheduleWrite(row=row) for row in late]), self.run
+                )
 
-    def _planned(self, row: ScheduleRow, now: datetime) -> Firing | None:
-        """The firing of a schedule; None: it is of later code, or its zone is unknown here."""
+    def _planned(self, row: ScheduleRow, now: datetime, late: list[ScheduleRow]) -> Firing | None:
+        """The firing of a schedule. None: it is of later code, or its zone is unknown here; then it is added to
+        ``late``.
+        """
         try:
             firing = Firing(row, read_spec(row.spec), now)
             firing.run()
         except Exception as error:
-            self._report_once(row.name, error)
+            late.append(self._put_off(row, now, error))
             return None
         return firing
+
+    def _put_off(self, row: ScheduleRow, now: datetime, error: Exception) -> ScheduleRow:
+        """The row of a schedule that cannot be fired now: it goes behind others that are due, each time for longer."""
+        if row.name not in self._late:
+            logger.warning("schedule %s: its tick is late: %s", row.name, error)
+        self._late.add(row.name)
+        last = timedelta() if row.retry_at is None or row.updated_at is None else row.retry_at - row.updated_at
+        pause = min(max(2 * last, timedelta(seconds=1)), timedelta(seconds=RETRY_SECONDS))
+        return replace(row, retry_at=now + pause, note=f"its tick is late: {error}"[:MAX_NOTE])
 
     async def _send(self, firings: Sequence[Firing]) -> None:
         """Send the messages of ticks: before the write, which a lost reply would leave unsent. Each has a key, or may
@@ -231,24 +259,33 @@ class Schedules(WorkerPart):
                     logger.warning("schedule %s: the event of a tick was not delivered to %s", firing.row.name, note)
                 firing.row = replace(firing.row, note=note, skipped=firing.row.skipped + (note is not None))
 
-    async def _write(self, firings: Sequence[Firing]) -> bool:
-        """Write ticks. False: some are still due, since a quota or their data refused them."""
+    async def _write(self, firings: Sequence[Firing]) -> list[ScheduleRow]:
+        """Write ticks; returns the rows of those that a quota or their data refused."""
+        if not firings:
+            return []
         try:
             await self._write_once(firings)
-        except (QuotaExceeded, DataRefused) as error:
-            if len(firings) == 1:
-                self._report_once(firings[0].row.name, error)
-                return False
-        else:
-            return True
-        outcomes = [await self._write([firing]) for firing in firings]
-        return all(outcomes)
+        except (QuotaExceeded, DataRefused):
+            return await self._write_each(firings)
+        return []
 
-    def _report_once(self, name: str, error: Exception) -> None:
-        """Log why a tick is late, once until one is fired."""
-        if name not in self._late:
-            logger.warning("schedule %s: its tick is late: %s", name, error)
-        self._late.add(name)
+    async def _write_each(self, firings: Sequence[Firing]) -> list[ScheduleRow]:
+        """As `_write`, one by one. A quota that has refused some starts is not asked for as many or more."""
+        late: list[ScheduleRow] = []
+        refused: QuotaExceeded | None = None
+        most = 0
+        for firing in firings:
+            if refused is not None and len(firing.starts) >= most:
+                late.append(self._put_off(firing.read, firing.now, refused))
+                continue
+            try:
+                await self._write_once([firing])
+            except QuotaExceeded as error:
+                refused, most = error, len(firing.starts)
+                late.append(self._put_off(firing.read, firing.now, error))
+            except DataRefused as error:
+                late.append(self._put_off(firing.read, firing.now, error))
+        return late
 
     async def _write_once(self, firings: Sequence[Firing]) -> None:
         write = partial(self._provider.write_schedules, [firing.write for firing in firings])

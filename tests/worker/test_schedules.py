@@ -12,6 +12,7 @@ import pytest
 import affinity
 from affinity.client import Instance
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.limits import SCHEDULE_STEP
 from affinity.provider.contract import Quotas, ScheduleRow, ScheduleWrite
 from affinity.testing import Env
 
@@ -312,9 +313,29 @@ async def test_a_quota_delays_ticks(caplog: pytest.LogCaptureFixture) -> None:
             await env.advance(3 * HOUR)
         assert len(await instances(env, "q")) == 1
         assert caplog.text.count("its tick is late") == 1
+        (shown,) = await env.client.schedules.list()
+        assert "its tick is late" in (shown.note or "")
         await env.client.set_quotas(Quotas())
-        await env.advance(1.0)
+        await env.advance(MINUTE)
         assert len(await instances(env, "q")) == 3
+        (shown,) = await env.client.schedules.list()
+        assert shown.note is None
+
+
+async def test_ticks_that_are_refused_hide_no_others(env_url: str | None) -> None:
+    """More of them than one look at what is due finds, all older; they go behind, and are fired once they may be."""
+    async with Env(app, url=env_url) as env:
+        count = SCHEDULE_STEP + 20
+        for number in range(count):
+            await env.client.schedules.create(f"job-{number:03}", report, at=[env.now() + MINUTE], catch_up=DAY)
+        await env.client.schedules.create("behind", affinity.ExternalEvent("nobody", "tick"), every=2 * MINUTE)
+        await env.client.set_quotas(Quotas(instances=1))
+        await env.advance(7 * MINUTE)
+        (shown,) = [one for one in await env.client.schedules.list() if one.name == "behind"]
+        assert shown.skipped == 3, "it was fired, and nobody had its event"
+        await env.client.set_quotas(Quotas())
+        await env.advance(2 * MINUTE)
+        assert sum([len(await instances(env, f"job-{number:03}")) for number in range(count)]) == count
 
 
 async def test_a_schedule_that_this_worker_cannot_read_leaves_the_others_alone(
@@ -328,8 +349,8 @@ async def test_a_schedule_that_this_worker_cannot_read_leaves_the_others_alone(
             row = ScheduleRow(name=name, generation="g", spec=spec, next_due=env.now() + MINUTE)
             await provider.write_schedules([ScheduleWrite(row=row)])
         with caplog.at_level(logging.WARNING):
-            await env.advance(3 * HOUR)
-        assert len(await instances(env, "good")) == 3
+            await env.advance(HOUR)
+        assert len(await instances(env, "good")) == 1
         assert [caplog.text.count(f"schedule {name}: its tick is late") for name in ("later", "zone")] == [1, 1]
         shown = {each.name: each.note or "" for each in await env.client.schedules.list()}
         assert "cannot be read" in shown["later"]

@@ -31,6 +31,7 @@ class ScheduleRow:
     running: str | None = None  # instance that the last tick has started
     queued: datetime | None = None  # a tick that waits for the end of that instance
     queued_until: datetime | None = None  # the ticks behind ``queued`` up to then wait too; None: it waits alone
+    retry_at: datetime | None = None  # what was due could not be fired, and is not due before; None: it was fired
     skipped: int = 0  # ticks that have started nothing
     created_at: datetime | None = None  # set by the provider
     updated_at: datetime | None = None  # set by the provider
@@ -69,8 +70,9 @@ class ScheduleProvider(ProviderConnection, Protocol):
         ...
 
     async def get_due_schedules(self, limit: int) -> DueSchedules:
-        """Up to ``limit`` schedules whose ``next_due`` has come, the longest due first; and up to so many that have a
-        tick in ``queued`` whose instance ``running`` has ended. Reads only.
+        """Up to ``limit`` schedules whose ``next_due`` and ``retry_at`` have come, the longest due first; and up to so
+        many that have a tick in ``queued`` whose instance ``running`` has ended, and whose ``retry_at`` has come. So a
+        schedule that cannot be fired now keeps none behind it from its turn. Reads only.
         """
         ...
 

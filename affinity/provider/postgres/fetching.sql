@@ -244,8 +244,13 @@ WITH fleet AS MATERIALIZED (
     -- Sessions that the caller is to take: moves with a bound, and offers that have work.
     SELECT array_agg(p.session_id) AS sessions
     FROM fleet f CROSS JOIN LATERAL (
+        -- First those of which no work runs on the holder: the others cannot be taken, and must not fill the answer.
         (SELECT s.session_id FROM sessions s
-         WHERE f.may_claim AND s.next_worker = %(worker)s AND s.next_until > (SELECT clock()) LIMIT %(most_assigned)s)
+         WHERE f.may_claim AND s.next_worker = %(worker)s AND s.next_until > (SELECT clock())
+         ORDER BY EXISTS (
+             SELECT FROM worker_queue q
+             WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > clock())
+         LIMIT %(most_assigned)s)
         UNION
         (SELECT q.session_id FROM worker_queue q
          WHERE f.may_claim AND q.route = %(offer)s AND q.visible_at <= (SELECT clock())

@@ -54,7 +54,8 @@ WHERE resource_id IN (
     SELECT r.resource_id FROM resources r
     WHERE r.name = ANY (%(name)s)
     -- include unused
-    LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+    -- Those that could not be destroyed go behind.
+    ORDER BY r.taken_until NULLS FIRST LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 RETURNING resource_id, name, handle
 
 -- find_unused: as take_unused, of other names

@@ -12,11 +12,13 @@ SELECT clock(), next_schedule()
 -- due: schedules whose time has come, and schedules with a queued tick that may start
 (SELECT
     -- include columns
-FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT %(limit)s)
+FROM schedules s WHERE s.next_due IS NOT NULL AND greatest(s.next_due, s.retry_at) <= (SELECT clock())
+ORDER BY greatest(s.next_due, s.retry_at) LIMIT %(limit)s)
 UNION ALL
 (SELECT
     -- include columns
-FROM schedules s WHERE s.queued IS NOT NULL AND (s.next_due > (SELECT clock())) IS NOT false AND NOT is_running(s)
+FROM schedules s WHERE s.queued IS NOT NULL AND (s.next_due > (SELECT clock())) IS NOT false
+    AND (s.retry_at > (SELECT clock())) IS NOT true AND NOT is_running(s)
 ORDER BY s.queued LIMIT %(limit)s)
 
 -- list: a page of schedules, or some
@@ -39,4 +41,4 @@ LIMIT %(limit)s
 
 -- columns: of a schedule
 s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
-s.queued_until, s.skipped, s.created_at, s.updated_at, is_running(s)
+s.queued_until, s.retry_at, s.skipped, s.created_at, s.updated_at, is_running(s)

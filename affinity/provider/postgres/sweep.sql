@@ -84,15 +84,17 @@ WITH RECURSIVE routed (session_id, route, n) AS (
         UNION ALL
         SELECT name, (SELECT clock()) - %(offer_seconds)s * interval '1 s' FROM route WHERE name < 'new;'
     ) m CROSS JOIN LATERAL (
-        SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id, q.route FROM worker_queue q
-        WHERE q.route = m.name AND q.visible_at <= m.until
+        -- Compared here: items of moves that wait for their holders are on the right route, and must not fill the window.
+        SELECT q.instance_id, q.execution_id, q.activity_id, r.route
+        FROM worker_queue q CROSS JOIN LATERAL (
+            SELECT coalesce((SELECT s.route FROM session_routes s WHERE s.session_id = q.session_id), 'new') AS route
+        ) r
+        WHERE q.route = m.name AND q.visible_at <= m.until AND q.route <> r.route
         ORDER BY q.visible_at LIMIT %(reroute)s
     ) o
     LIMIT %(reroute)s
 ), stale_items AS MATERIALIZED (
-    SELECT o.instance_id, o.execution_id, o.activity_id, coalesce(s.route, 'new') AS route
-    FROM orphans o LEFT JOIN session_routes s ON s.session_id = o.session_id
-    WHERE o.route <> coalesce(s.route, 'new')
+    SELECT o.* FROM orphans o
     UNION
     (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route

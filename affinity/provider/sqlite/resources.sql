@@ -52,6 +52,7 @@ WHERE (r.taken_until IS NULL OR r.taken_until <= :now)
       WHERE q.instance_id = r.instance_id AND q.execution_id = r.execution_id AND q.activity_id = r.activity_id)
   AND NOT EXISTS (
       SELECT 1 FROM session_labels AS l WHERE l.key = 'affinity.resource/' || r.name AND l.value = r.resource_id)
+ORDER BY r.taken_until -- those that could not be destroyed go behind
 LIMIT :limit;
 
 -- take: they are being destroyed

@@ -17,16 +17,20 @@ SELECT worker_id, incarnation, locked_until > :now FROM workers;
 -- reroute_orphans: repair routes to a worker that is gone, or that has not taken what it was offered
 UPDATE worker_queue SET route = stale.right_route
 FROM (
-    SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
-                      THEN iif(s.next_worker IS NULL, 'w:' || w.worker_id, 'new:' || s.next_worker) ELSE 'new' END
-                      AS right_route
-    FROM worker_queue AS q
-    LEFT JOIN sessions AS s ON s.session_id = q.session_id
-    LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
-    WHERE q.route = :route AND q.visible_at <= :until
+    -- Compared here: items of moves that wait for their holders are on the right route, and must not fill the window.
+    SELECT id, right_route FROM (
+        SELECT q.id, CASE WHEN s.locked_until > :now AND w.worker_id IS NOT NULL
+                          THEN iif(s.next_worker IS NULL, 'w:' || w.worker_id, 'new:' || s.next_worker) ELSE 'new' END
+                          AS right_route
+        FROM worker_queue AS q
+        LEFT JOIN sessions AS s ON s.session_id = q.session_id
+        LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
+        WHERE q.route = :route AND q.visible_at <= :until
+    )
+    WHERE right_route <> :route
     LIMIT :limit
 ) AS stale
-WHERE worker_queue.id = stale.id AND worker_queue.route <> stale.right_route;
+WHERE worker_queue.id = stale.id;
 
 -- reroute_expired: repair routes to one worker of items whose sessions expired lately
 UPDATE worker_queue SET route = 'new' WHERE id IN (

@@ -7,6 +7,8 @@ SELECT extract(epoch FROM min(at))::float8 FROM (
     UNION ALL
     SELECT min(next_due) FROM schedules WHERE next_due > clock() AND %(schedules)s
     UNION ALL
+    SELECT min(retry_at) FROM schedules WHERE retry_at > clock() AND %(schedules)s
+    UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE visible_at > clock() AND route <> 'blocked'
     UNION ALL
     SELECT min(attend_at) FROM worker_queue WHERE attend_at > clock()

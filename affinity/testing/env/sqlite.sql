@@ -4,6 +4,8 @@ SELECT min(at) FROM (
     UNION ALL
     SELECT min(next_due) FROM schedules WHERE next_due > :now AND :schedules
     UNION ALL
+    SELECT min(retry_at) FROM schedules WHERE retry_at > :now AND :schedules
+    UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE visible_at > :now AND route <> 'blocked'
     UNION ALL
     SELECT min(attend_at) FROM worker_queue WHERE attend_at > :now

@@ -14,11 +14,12 @@ CREATE TABLE schedules (
     running text COLLATE "C",    -- instance that the last tick has started
     queued timestamptz,          -- a tick that waits for the end of that instance
     queued_until timestamptz,    -- the ticks behind it up to then wait too, each for the end of the one before
+    retry_at timestamptz,        -- what was due could not be fired, and is not due before
     skipped bigint NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
-CREATE INDEX schedules_due ON schedules (next_due) WHERE next_due IS NOT NULL;
+CREATE INDEX schedules_due ON schedules (greatest(next_due, retry_at)) WHERE next_due IS NOT NULL;
 CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
 CREATE INDEX schedules_app ON schedules (app, name) WHERE app IS NOT NULL;
 CREATE INDEX schedules_ended ON schedules (updated_at)
@@ -34,9 +35,10 @@ $$;
 -- In the order of the indexes, which the planner uses then without statistics too.
 CREATE FUNCTION next_schedule() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(
-        (SELECT 0::float8 FROM schedules s WHERE s.queued IS NOT NULL AND NOT is_running(s) ORDER BY s.queued LIMIT 1),
-        (SELECT extract(epoch FROM s.next_due - clock())::float8 FROM schedules s WHERE s.next_due IS NOT NULL
-         ORDER BY s.next_due LIMIT 1))
+        (SELECT 0::float8 FROM schedules s
+         WHERE s.queued IS NOT NULL AND (s.retry_at > clock()) IS NOT true AND NOT is_running(s) ORDER BY s.queued LIMIT 1),
+        (SELECT extract(epoch FROM greatest(s.next_due, s.retry_at) - clock())::float8 FROM schedules s
+         WHERE s.next_due IS NOT NULL ORDER BY greatest(s.next_due, s.retry_at) LIMIT 1))
 $$;
 
 -- Writes schedules (rows of the table as JSON, times in Unix seconds, `n` counts them) and creates the instances that they
@@ -66,21 +68,22 @@ BEGIN
     RETURN QUERY WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(_rows) AS w (n bigint, removed boolean, name text, generation text, revision bigint,
             spec text, app text, code text, paused text, note text, next_due float8, last_due float8, running text,
-            queued float8, queued_until float8, skipped bigint)
+            queued float8, queued_until float8, retry_at float8, skipped bigint)
     ), removed AS (
         DELETE FROM schedules s USING given w WHERE s.name = w.name AND w.n = ANY (known) AND w.removed
     ), changed AS (
         UPDATE schedules s
         SET revision = w.revision + 1, spec = w.spec, app = w.app, code = w.code, paused = w.paused, note = w.note,
             next_due = to_timestamp(w.next_due), last_due = to_timestamp(w.last_due), running = w.running,
-            queued = to_timestamp(w.queued), queued_until = to_timestamp(w.queued_until), skipped = w.skipped,
+            queued = to_timestamp(w.queued), queued_until = to_timestamp(w.queued_until),
+            retry_at = to_timestamp(w.retry_at), skipped = w.skipped,
             updated_at = clock()
         FROM given w WHERE s.name = w.name AND w.n = ANY (known) AND NOT w.removed
     ), created AS (
         INSERT INTO schedules (name, generation, revision, spec, app, code, paused, note, next_due, last_due, running,
-            queued, queued_until, skipped, created_at, updated_at)
+            queued, queued_until, retry_at, skipped, created_at, updated_at)
         SELECT w.name, w.generation, 1, w.spec, w.app, w.code, w.paused, w.note, to_timestamp(w.next_due),
-            to_timestamp(w.last_due), w.running, to_timestamp(w.queued), to_timestamp(w.queued_until),
+            to_timestamp(w.last_due), w.running, to_timestamp(w.queued), to_timestamp(w.queued_until), to_timestamp(w.retry_at),
             w.skipped, clock(), clock()
         FROM given w WHERE w.revision = 0 ORDER BY w.name
         ON CONFLICT (name) DO NOTHING

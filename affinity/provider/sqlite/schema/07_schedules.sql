@@ -15,12 +15,13 @@ CREATE TABLE schedules (
     running    TEXT,
     queued     REAL,
     queued_until REAL,
+    retry_at   REAL, -- what was due could not be fired, and is not due before
     skipped    INTEGER NOT NULL,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX schedules_due ON schedules (next_due) WHERE next_due IS NOT NULL;
+CREATE INDEX schedules_due ON schedules (max(next_due, coalesce(retry_at, next_due))) WHERE next_due IS NOT NULL;
 CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
 CREATE INDEX schedules_by_app ON schedules (app, name) WHERE app IS NOT NULL;
 CREATE INDEX schedules_ended ON schedules (updated_at)

@@ -36,6 +36,7 @@ class ScheduleRules(Rules):
             running="i",
             queued=at,
             queued_until=at + timedelta(hours=1),
+            retry_at=at + timedelta(minutes=1),
             skipped=3,
         )
         assert await _write(provider, row) == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from affinity.testing.conformance.providers.activity_waits import ActivityWaitRules
 from affinity.testing.conformance.providers.audit import AuditRules
 from affinity.testing.conformance.providers.batches import BatchRules
+from affinity.testing.conformance.providers.blocked import BlockedRules
 from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
 from affinity.testing.conformance.providers.capacity import CapacityRules
 from affinity.testing.conformance.providers.client import ClientRules
@@ -90,6 +91,7 @@ class ProviderConformance(
     GiveBackRules,
     UnknownRules,
     SweepRules,
+    BlockedRules,
     TurnRules,
     SameTurnRules,
     GenerationRules,
