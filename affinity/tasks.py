@@ -145,14 +145,14 @@ async def _stop(task: asyncio.Task[Any]) -> None:
     with anyio.CancelScope(shield=True):
         await asyncio.wait([task], timeout=CLEANUP_SECONDS)
     if not task.done():
-        leave_behind(task)
+        leave_behind(task, on_left_behind.get())
 
 
 _finishing: Final[set[asyncio.Task[None]]] = set()
 """The tasks of `finish`: the event loop itself keeps no task alive."""
 
 
-def leave_behind(task: asyncio.Task[Any]) -> None:
+def leave_behind(task: asyncio.Task[Any], note: Callable[[asyncio.Task[Any]], None] | None) -> None:
     """Note that the code of a task goes on although it has ended for its caller. It may keep a thread, whose place
     other code gets.
     """
@@ -160,7 +160,7 @@ def leave_behind(task: asyncio.Task[Any]) -> None:
     limiter.total_tokens += 1
     task.add_done_callback(lambda _: setattr(limiter, "total_tokens", limiter.total_tokens - 1))
     logger.warning("code of the application ignores its cancellation, and is left behind%s", place_of(task))
-    if (note := on_left_behind.get()) is not None:
+    if note is not None:
         note(task)
 
 

@@ -110,7 +110,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             SessionError: the context is bound to no session.
             Exception: what ``hydrate`` raised, in every use that waited for it (nothing is cached), or ``checkpoint``.
         """
-        entry = await self._cache.pin(address_of(ctx), id(ctx), self._hydrate)
+        entry = await self._cache.pin(address_of(ctx), ctx, self._hydrate)
         try:
             yield entry.state
             if checkpoint:
@@ -168,7 +168,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
                 return True
             return entry.is_hydrated and not entry.is_retired and entry.state is state and entry.epoch == address.epoch
 
-        entry = await self._cache.pin_entry(address, id(ctx), accept)
+        entry = await self._cache.pin_entry(address, ctx, accept)
         try:
             if not entry.is_hydrated:
                 entry.state = state

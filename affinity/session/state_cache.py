@@ -20,6 +20,8 @@ Invariants
       other opens.
     * `retire` and `release` never await; `dispose_retired` does the work. Nothing is awaited between finding an entry
       and pinning it.
+    * Code of an activity that has ended, and ignores its cancellation, keeps its entry for itself (*left behind*): the
+      next entry does not wait for it. Only such an entry is disposed after its successor has begun.
     * A pinned entry is never disposed. When all entries are pinned, the bounds are exceeded; no call is refused.
     * A user that cannot await calls `release`; the next use or sweep then disposes the entry. A caller that waits for
       the entry waits for ``unused`` and disposes the entry itself.
@@ -51,6 +53,9 @@ from affinity.telemetry import enter_session
 
 MAX_HYDRATES: Final = 10_000
 """Hydrates that wait for a worker to report them: it does so each second."""
+
+RECHECK_SECONDS: Final = 1.0
+"""Between two looks whether an entry that is in use belongs to code that is left behind."""
 
 S = TypeVar("S")
 E = TypeVar("E", bound="CacheEntry[Any]")
@@ -124,6 +129,7 @@ class CacheEntry(Generic[S]):
         self.database = database
         self.key: SessionKey = (database, session_id)
         self.users: list[int] = []  # id() of the contexts that pin it; an activity may pin it more than once
+        self.contexts: dict[int, object] = {}  # these contexts
         self.bytes = 0
         self.is_retired = self.is_disposing = False
         self.is_kept = False  # while it is retired: its successor follows it
@@ -206,6 +212,7 @@ class StateCache(Generic[E]):
         self._current: dict[SessionKey, E] = {}
         self._current_bytes = 0
         self._retired: dict[SessionKey, E] = {}
+        self._left_behind: list[E] = []  # that only code of activities uses that have ended
         self.has_homes = False
         """An entry has been on the lease of another session."""
         self._hydrates: deque[tuple[str, Hydrate]] = deque(maxlen=MAX_HYDRATES)  # that no worker has taken
@@ -217,8 +224,8 @@ class StateCache(Generic[E]):
     @property
     def stats(self) -> CacheStats:
         """The counters now."""
-        retired = sum(entry.bytes for entry in self._retired.values())
-        size = len(self._current) + len(self._retired)
+        retired = sum(entry.bytes for entry in (*self._retired.values(), *self._left_behind))
+        size = len(self._current) + len(self._retired) + len(self._left_behind)
         return CacheStats(**self._counts, size=size, bytes=self._current_bytes + retired)
 
     def _time(self) -> float:
@@ -237,11 +244,11 @@ class StateCache(Generic[E]):
     async def pin(
         self,
         address: Address,
-        user: int,
+        ctx: object,
         hydrate: Callable[[E], Awaitable[None]],
         fits: Callable[[E], bool] = lambda _: True,
     ) -> E:
-        """The entry of this session and epoch, hydrated if need be, and pinned until ``user`` unpins it.
+        """The entry of this session and epoch, hydrated if need be, and pinned until the user ``id(ctx)`` unpins it.
 
         An entry that does not ``fit`` is retired and hydrated again. Concurrent calls share one ``hydrate``; what it
         raises is raised in all of them, and nothing is cached.
@@ -249,6 +256,7 @@ class StateCache(Generic[E]):
         Raises:
             UnknownSession: the cache has an entry of a newer epoch.
         """
+        user = id(ctx)
 
         def accept(entry: E) -> bool:
             # An activity that has pinned the entry gets it again even when it is retired: it would wait for itself.
@@ -256,7 +264,7 @@ class StateCache(Generic[E]):
                 return False
             return not entry.is_hydrated or fits(entry)
 
-        entry = await self.pin_entry(address, user, accept)
+        entry = await self.pin_entry(address, ctx, accept)
         try:
             if entry.is_hydrated:
                 self._counts["hits"] += 1
@@ -273,8 +281,8 @@ class StateCache(Generic[E]):
         """Add one more pin for a user that has one."""
         entry.users.append(user)
 
-    async def pin_entry(self, address: Address, user: int, accept: Callable[[E], bool]) -> E:
-        """The session's entry if ``accept`` takes it, else a new one once the former is disposed; pinned by ``user``.
+    async def pin_entry(self, address: Address, ctx: object, accept: Callable[[E], bool]) -> E:
+        """The session's entry if ``accept`` takes it, else a new one once the former is disposed; `ctx` pins it.
 
         Raises:
             UnknownSession: the cache has an entry of a newer epoch.
@@ -287,14 +295,19 @@ class StateCache(Generic[E]):
                 entry = self._current[key] = self._make(*address)
             if address.epoch < entry.epoch:
                 raise unknown_session(address, entry)
+            if self._is_left_behind(entry, ctx):
+                self._leave_behind(entry)
+                continue
             if accept(entry):
-                entry.users.append(user)
+                entry.users.append(id(ctx))
+                entry.contexts[id(ctx)] = ctx
                 self._idle.discard(key)
                 return entry
             is_lost = entry.epoch < address.epoch
             self.retire(entry, "losses" if is_lost else None, keep=not is_lost)
             await self.dispose_retired()
-            await (entry.unused if entry.users else entry.gone).wait()
+            with anyio.move_on_after(RECHECK_SECONDS):  # its users may be left behind meanwhile
+                await (entry.unused if entry.users else entry.gone).wait()
 
     def peek(self, address: Address) -> E:
         """The entry at this epoch, not pinned; it becomes the most recently used one.
@@ -321,6 +334,8 @@ class StateCache(Generic[E]):
     def release(self, entry: E, user: int) -> None:
         """Remove one pin, from code that cannot await."""
         entry.users.remove(user)
+        if user not in entry.users:
+            entry.contexts.pop(user, None)
         if entry.users:
             return
         if entry.is_retired:
@@ -329,6 +344,18 @@ class StateCache(Generic[E]):
             self._forget(entry)
         else:
             self._idle[entry.key] = None
+
+    def _is_left_behind(self, entry: E, ctx: object) -> bool:
+        """Whether the code of an activity that has ended still uses it, as it ignores its cancellation."""
+        return any(other is not ctx and getattr(other, "ended", False) for other in entry.contexts.values())
+
+    def _leave_behind(self, entry: E) -> None:
+        """Leave the entry to its users: the session's next entry does not wait for them. It is disposed when they are
+        gone, maybe after the next hydrate.
+        """
+        self.retire(entry, keep=True)
+        self._left_behind.append(entry)
+        self._forget(entry)
 
     def entry_of(self, key: SessionKey) -> E | None:
         """The session's entry, current or retired."""
@@ -451,9 +478,10 @@ class StateCache(Generic[E]):
 
     async def dispose_retired(self) -> None:
         """Dispose the retired entries that nothing pins and that no other task is disposing."""
-        if not self._retired:
+        if not (self._retired or self._left_behind):
             return
-        unused = [entry for entry in self._retired.values() if not entry.users and not entry.is_disposing]
+        retired = (*self._retired.values(), *self._left_behind)
+        unused = [entry for entry in retired if not entry.users and not entry.is_disposing]
         for entry in unused:
             entry.is_disposing = True
         if unused:
@@ -472,6 +500,9 @@ class StateCache(Generic[E]):
             self._forget(entry)
 
     def _forget(self, entry: E) -> None:
+        if entry in self._left_behind and entry.gone.is_set():
+            self._left_behind.remove(entry)
+            return
         if self._current.get(entry.key) is entry:
             del self._current[entry.key]
             self._current_bytes -= entry.bytes

@@ -194,7 +194,7 @@ class SessionWriter(Generic[S]):
     async def _pin(self, overrides: Mapping[str, Any]) -> CachedState[S]:
         hydrate = partial(self._hydrate, overrides)
         try:
-            cached = await self._cache.pin(self.address, self.user, hydrate, lambda found: found.store is self.store)
+            cached = await self._cache.pin(self.address, self._ctx, hydrate, lambda found: found.store is self.store)
         except errors.UnknownSession as error:
             self._cache.count("conflicts")
             raise errors.SessionWriteConflict(self.session_id, None, None, str(error)) from error
@@ -223,6 +223,7 @@ class SessionWriter(Generic[S]):
 
     async def _hydrate(self, overrides: Mapping[str, Any], cached: CachedState[S]) -> None:
         """From the staged state, if a later block has failed; else from the store."""
+        await cached.resources.release_failed()  # what an activity that is left behind has put in doubt
         cached.home = getattr(self._ctx, "home", None)
         self._cache.has_homes |= cached.home is not None
         if self._staged is not None and self._base is not None:

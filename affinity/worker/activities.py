@@ -25,9 +25,10 @@ from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
+from affinity.tasks import CLEANUP_SECONDS, ignore_error, leave_behind, on_left_behind
 from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
-from affinity.user_code import own_context
+from affinity.user_code import as_error, call_sync, own_context
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun
 from affinity.worker.journals import WorkerJournals
@@ -37,6 +38,11 @@ from affinity.worker.sessions import HeldSessions, record_need
 from affinity.worker.tracing import AttemptTracer
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
+
+LEAVE_AFTER = 2 * CLEANUP_SECONDS
+"""Seconds that a cancelled activity has for its end: what it calls has less. Then it has ended, and its code is left
+behind: it keeps its slot, and nothing that it returns or writes counts.
+"""
 
 UNKNOWN_PAUSE = 0.5
 """Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
@@ -68,6 +74,7 @@ class _Running:
     began: float  # on the monotonic clock
     task: asyncio.Task[Event] | None = None
     alarm: asyncio.TimerHandle | None = None  # when its time is over
+    leave: Callable[[], object] | None = None  # called when it has not ended in time after its cancellation
     cancelled: str | None = None  # why, once it is cancelled: its outcome is dropped then
     timed_out: bool = False
     staged: StagedResult | None = None
@@ -77,6 +84,9 @@ class _Running:
         self.context._cancel(reason)
         if self.task is not None:
             self.task.cancel()
+            if self.leave is not None:
+                asyncio.get_running_loop().call_later(LEAVE_AFTER, self.leave)
+                self.leave = None
 
     def drop(self, reason: str) -> None:
         """Cancel it, once, without an outcome."""
@@ -89,6 +99,14 @@ class _Running:
         if self.cancelled is None:
             self.timed_out = True
             self.cancel("timeout")
+
+    def error_of(self, raised: BaseException | None) -> Exception:
+        """The error as which its code counts that has ended so; after its time is over, that is the error."""
+        if self.timed_out and self.limit is not None:
+            late = errors.ActivityTimeout(self.item.name, errors.ActivityTimeout.__name__, self.limit.message)
+            late.__cause__ = raised  # its traceback says where the time ran out
+            return late
+        return as_error(raised or asyncio.CancelledError())
 
 
 class ActivityRunner:
@@ -140,6 +158,8 @@ class ActivityRunner:
         self._leaving: dict[str, list[WorkAbandon]] = {}
         self._limiter = anyio.CapacityLimiter(services.options.worker_concurrency)
         self._threads = _Threads()
+        self._left_behind: dict[asyncio.Task[Any], str] = {}  # activities by the tasks whose code goes on
+        self._reported = False
         self._empty = anyio.Event()
         self.isolation: Isolation = Isolation(
             lambda: bool(self._running), self._count_isolated, self._notifier.on_slot_freed
@@ -153,8 +173,13 @@ class ActivityRunner:
         """How many more may start."""
         if self.isolation.is_on and self.isolation.keeps_others_out:
             return 0
-        free = self._concurrency - len(self._running) - len(self._threads.left_behind)
+        free = self._concurrency - len(self._running) - len(self._threads.left_behind) - len(self._left_behind)
         return free if free > 0 else 0
+
+    @property
+    def left_behind(self) -> int:
+        """Slots whose activities have ended, while their code goes on."""
+        return len(self._left_behind) + len(self._threads.left_behind)
 
     @property
     def busy_threads(self) -> int:
@@ -287,6 +312,7 @@ class ActivityRunner:
         run = self._result if self._tracer is None else partial(self._traced, self._tracer)
         coroutine = run(activity_id, running, definition, task)
         running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name, context=own_context())
+        running.leave = partial(self._leave_behind, running, task)
         running.task.add_done_callback(partial(self._handle_end, running, task))
 
     # -- running
@@ -312,9 +338,9 @@ class ActivityRunner:
         enter_activity(running.context)
         enter_instance(running.context.instance_id)
         enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
-        limit = running.limit
-        if limit is not None:
-            running.alarm = asyncio.get_running_loop().call_later(limit.seconds, running.time_out)
+        on_left_behind.set(partial(self._note_left_behind, running.item.name))
+        if running.limit is not None:
+            running.alarm = asyncio.get_running_loop().call_later(running.limit.seconds, running.time_out)
         try:
             arguments = definition.arguments(task.input)
             if definition.is_async:
@@ -324,26 +350,36 @@ class ActivityRunner:
             result = definition.encode_result(value)
             if participants := running.context._close():
                 running.staged = await StagedResult.of(participants, running.item.session_id)
-            return ActivityCompleted(activity_id, result)
-        except asyncio.CancelledError as error:  # its traceback says where the time ran out
-            if not running.timed_out or limit is None:
-                raise
-            raise errors.ActivityTimeout(running.item.name, errors.ActivityTimeout.__name__, limit.message) from error
-        except (SystemExit, KeyboardInterrupt) as error:  # would end the event loop, and with it the worker
-            raise RuntimeError(f"the activity raised {error!r}") from error
+            end: Event | BaseException = ActivityCompleted(activity_id, result)
+        except BaseException as error:
+            end = error
         finally:
             if running.alarm is not None:
                 running.alarm.cancel()
+        if running.cancelled is not None:
+            raise asyncio.CancelledError(running.cancelled)  # the end is dropped
+        if isinstance(end, BaseException):
+            raise running.error_of(end)
+        if running.timed_out:  # the code has ignored that
+            raise running.error_of(None)
+        return end
 
     def _handle_end(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
+        running.leave = None
+        self.size -= len(running.item.payload)
+        if self._running.get(running.item.lock) is not running:
+            return  # it was left behind
+        raised = running.error_of(None) if done.cancelled() else done.exception()
+        error = None if raised is None else errors.decisive_error(raised)
+        self._close(running, task, None if error else done.result(), error)
+
+    def _close(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
+        """End an activity, with its result or with an error."""
         del self._running[running.item.lock]
         self._observe_run(running.item.name, time.monotonic() - running.began)
-        self.size -= len(running.item.payload)
-        raised = asyncio.CancelledError("cancelled") if done.cancelled() else done.exception()
-        error = None if raised is None else errors.decisive_error(raised)
         try:
-            self._finish(running, task, None if error else done.result(), error)
+            self._finish(running, task, event, error)
         except Exception as broken:
             self._lease.end_by_defect(broken)
         if not self._running:
@@ -352,6 +388,39 @@ class ActivityRunner:
             self.isolation.end(running.item.lock)
             self.isolation.proceed()
 
+    def _leave_behind(self, running: _Running, task: ActivityTask) -> None:
+        """End an activity that has not ended though it was cancelled: its code may go on for ever."""
+        if running.task is not None and not running.task.done():
+            leave_behind(running.task, partial(self._note_left_behind, running.item.name))
+            self._close(running, task, None, running.error_of(None))
+
+    def _note_left_behind(self, name: str, task: asyncio.Task[Any]) -> None:
+        """Count the code of a task that an activity has left behind until it is gone."""
+        self._left_behind[task] = name
+        task.add_done_callback(self._note_gone)
+        self._report_left_behind()
+
+    def _note_gone(self, task: asyncio.Task[Any]) -> None:
+        ignore_error(task)
+        logger.info("code of activity %s that was left behind has ended", self._left_behind.pop(task))
+        self._report_left_behind()
+        self._notifier.on_slot_freed()
+        if not self._left_behind:
+            self._empty.set()
+
+    def _report_left_behind(self) -> None:
+        """Log that no slot is left for activities that run; once, until there is one again."""
+        is_full = self.left_behind >= self._concurrency
+        if is_full and not self._reported:
+            logger.error(
+                "worker %s: code that ignores its cancellation has all %d slots (worker_concurrency): %s; no work is "
+                "taken until some of it ends. Mend the code, and start the worker again",
+                self._worker_id,
+                self._concurrency,
+                ", ".join(self.stuck),
+            )
+        self._reported = is_full
+
     async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
         """Run sync code. A thread cannot be killed: once cancelled, it keeps its slot until it returns."""
         call = partial(self._threads.call, running, definition.function, *arguments)
@@ -359,6 +428,7 @@ class ActivityRunner:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         finally:
             self._threads.leave(running)
+            self._report_left_behind()
 
     # -- ending
 
@@ -560,13 +630,16 @@ class ActivityRunner:
         """Cancel what runs, and wait up to ``timeout`` seconds for it to end."""
         self.cancel_all("the worker ends")
         with anyio.move_on_after(timeout):
-            await self.drained()
+            while self._running or self._left_behind:
+                self._empty = anyio.Event()
+                await self._empty.wait()
         self._journals.close()
 
     @property
     def stuck(self) -> list[str]:
         """Names of cancelled activities that still run: in a thread, or because their code ignores the cancellation."""
-        return sorted({running.item.name for running in self._running.values()} | self._threads.names())
+        running = {running.item.name for running in self._running.values()}
+        return sorted(running | {*self._left_behind.values()} | self._threads.names())
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:
@@ -646,7 +719,7 @@ class _Threads:
         with self._guard:
             self._inside.add(running)
         try:
-            return function(running.context, *arguments)
+            return call_sync(function, running.context, *arguments)
         finally:
             with self._guard:
                 self._inside.discard(running)

@@ -120,11 +120,12 @@ async def test_a_caller_that_waits_for_a_released_entry_disposes_it() -> None:
     cache = StateCache[CacheEntry[str]](
         CacheEntry, dispose=dispose, max_sessions=9, max_bytes=None, idle_timeout=None, timer=lambda: 0.0
     )
-    old = await cache.pin(Address("s", 1, ""), 1, hydrate)
+    users = object(), object()
+    old = await cache.pin(Address("s", 1, ""), users[0], hydrate)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(cache.pin, Address("s", 2, ""), 2, hydrate)
+        tasks.start_soon(cache.pin, Address("s", 2, ""), users[1], hydrate)
         await anyio.wait_all_tasks_blocked()
-        cache.release(old, 1)
+        cache.release(old, id(users[0]))
     epochs = [f"session 's' at epoch {epoch}" for epoch in (1, 2)]
     assert log == [f"load {epochs[0]}", f"dispose {epochs[0]}", f"load {epochs[1]}"]
 
