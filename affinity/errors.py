@@ -17,6 +17,7 @@
     │   └── SessionRecordRefused       a record that its code could not load is to be imported or copied
     ├── ProviderError                  the database refused or failed; ``retryable`` says whether to retry
     │   ├── Contention                 lost to a concurrent transaction: retry immediately
+    │   │   └── LockTimeout            another transaction holds a row of the call: retry the rest of a batch without it
     │   ├── StatementTimeout           the statement took too long: retry less of it, with backoff
     │   ├── ConnectionLost             no connection, or lost during the call: retry with backoff
     │   ├── ReadOnly                   the database takes no writes now: retry with backoff
@@ -322,6 +323,12 @@ class ProviderError(AffinityError):
 
 class Contention(ProviderError):
     """Lost to a concurrent transaction (deadlock, serialization, busy). Nothing was changed: retry immediately."""
+
+
+class LockTimeout(Contention):
+    """Another transaction holds a row that the call needs, and goes on holding it. Nothing was changed. Of a batch, all
+    that needs another row can be done without waiting.
+    """
 
 
 class StatementTimeout(ProviderError):

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from affinity.audit import ACTING
-from affinity.client.calls import batches, retry
-from affinity.errors import ClientError, ProviderError
+from affinity.client.calls import FIRST_PAUSE, batches, retry
+from affinity.errors import ClientError, LockTimeout, ProviderError
 from affinity.tasks import check_loop
 
 Request = TypeVar("Request")
@@ -27,8 +27,9 @@ class _Pending(NamedTuple, Generic[Request, Result]):
 
 class Batcher(Generic[Request, Result]):
     """Makes calls of a verb that takes many requests: one at a time, with all requests that came during the one before.
-    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice. For
-    the event loop on which it is made.
+    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice; a
+    request that needs a row which another transaction holds is retried by itself, beside the later calls. For the event
+    loop on which it is made.
 
     Args:
         verb: gives a result for each request, in their order.
@@ -44,6 +45,7 @@ class Batcher(Generic[Request, Result]):
         self._queue: deque[_Pending[Request, Result]] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
+        self._aside = set[asyncio.Task[None]]()  # calls for one request each, which needs a held row
 
     def submit(self, request: Request) -> asyncio.Future[Result]:
         """The result, to be awaited. When the caller is cancelled before the request was sent, it is never sent.
@@ -85,6 +87,8 @@ class Batcher(Generic[Request, Result]):
                     await self._call(batch)
         finally:
             self._closed = True
+            for task in self._aside:
+                task.cancel()
             for each in (*batch, *self._queue):
                 if not each.result.done():
                     each.result.set_exception(_closed())
@@ -94,9 +98,17 @@ class Batcher(Generic[Request, Result]):
         self._queue.clear()
         return taken
 
-    async def _call(self, batch: Sequence[_Pending[Request, Result]]) -> None:
+    async def _call(
+        self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...] = (LockTimeout,)
+    ) -> None:
         try:
-            results = await retry(partial(self._verb, [each.request for each in batch]))
+            results = await retry(partial(self._verb, [each.request for each in batch]), unless=unless)
+        except LockTimeout as error:
+            if len(batch) == 1 and unless:
+                self._call_aside(batch[0])
+            else:
+                await self._handle_failure(batch, error)
+            return
         except Exception as error:
             await self._handle_failure(batch, error)
             return
@@ -106,7 +118,8 @@ class Batcher(Generic[Request, Result]):
 
     async def _handle_failure(self, batch: Sequence[_Pending[Request, Result]], error: Exception) -> None:
         """Give everyone the error, unless one request may be at fault: then each half is tried by itself."""
-        if len(batch) > 1 and not (isinstance(error, ProviderError) and error.retryable):
+        is_held = isinstance(error, LockTimeout)
+        if len(batch) > 1 and (is_held or not (isinstance(error, ProviderError) and error.retryable)):
             middle = len(batch) // 2
             for half in (batch[:middle], batch[middle:]):
                 await self._call(half)
@@ -114,6 +127,19 @@ class Batcher(Generic[Request, Result]):
         for each in batch:
             if not each.result.done():
                 each.result.set_exception(error)
+
+    def _call_aside(self, one: _Pending[Request, Result]) -> None:
+        task = self._loop.create_task(self._finish(one))
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def _finish(self, one: _Pending[Request, Result]) -> None:
+        await asyncio.sleep(FIRST_PAUSE)
+        try:
+            await self._call([one], unless=())
+        finally:
+            if not one.result.done():
+                one.result.set_exception(_closed())
 
 
 def _closed() -> ClientError:

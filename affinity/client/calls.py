@@ -29,12 +29,15 @@ FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
 
 
-async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) -> T:
+async def retry(
+    verb: Callable[[], Awaitable[T]], *, idempotent: bool = True, unless: tuple[type[Exception], ...] = ()
+) -> T:
     """Await ``verb()``, and repeat it for `RETRY_SECONDS` while its error is transient.
 
     Args:
         verb: what to do.
         idempotent: whether doing it twice does no harm. If not, it is not repeated once it may have been done.
+        unless: transient errors after which it is not repeated.
 
     Raises:
         ProviderError: one that is not transient, or the last one when the time is over.
@@ -42,6 +45,8 @@ async def retry(verb: Callable[[], Awaitable[T]], *, idempotent: bool = True) ->
 
     def is_transient(error: BaseException) -> bool:
         if not isinstance(error, errors.ProviderError) or not error.retryable or error.misconfigured:
+            return False
+        if isinstance(error, unless):
             return False
         return idempotent or not error.maybe_done
 

@@ -23,6 +23,9 @@ The submitter receives the outcome and acts on it:
 A batch that failed and changed nothing (a full disk, a statement timeout) waits here and is written again, with
 backoff, for as long as it takes. It is halved each time: it may be too large for its time limit, or one request of it
 cannot be written. In the end that request is alone, and waits while the others go on.
+
+A batch that needs a row which another transaction goes on holding is written in halves immediately, and these in
+halves, until the request that needs the row is alone. That one is tried again, alone, behind the others.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from affinity.errors import Contention, DatabaseChanged, DataRefused, ProviderError
+from affinity.errors import Contention, DatabaseChanged, DataRefused, LockTimeout, ProviderError
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
+from affinity.provider.contract import BRIEFLY
 from affinity.worker.retry import Backoff, DatabaseHealth
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -67,6 +71,7 @@ class _Pending(Generic[Request, Result]):
     done: Callable[[Result | ProviderError], None]
     weight: int
     alone: bool = False  # it may be at fault for the failure of a batch: written by itself
+    held: bool = False  # another transaction held a row that it needs
     backoff: Backoff | None = None  # of its own failures, alone; nearly all requests have none
 
 
@@ -161,9 +166,20 @@ class GroupCommit(Generic[Request, Result]):
 
     async def _write(self, batch: list[_Pending[Request, Result]]) -> float:
         """Write a batch, or put it back; seconds to wait until the next."""
+        if not batch[0].held:
+            return await self._write_once(batch)
+        token = BRIEFLY.set(True)
+        try:
+            return await self._write_once(batch)
+        finally:
+            BRIEFLY.reset(token)
+
+    async def _write_once(self, batch: list[_Pending[Request, Result]]) -> float:
         self.observe(len(batch))
         try:
             answers = await self._attempt([pending.request for pending in batch])
+        except LockTimeout:
+            return await self._write_free(batch)
         except Exception as error:  # the data of a request may cause an error anywhere on the way to the database
             return self._handle_failure(batch, _provider_error(error))
         self._backoff.reset()
@@ -171,11 +187,25 @@ class GroupCommit(Generic[Request, Result]):
         self._outcomes.extend(zip(batch, answers, strict=True))
         return 0.0
 
+    async def _write_free(self, batch: list[_Pending[Request, Result]]) -> float:
+        """Write all of a batch but the requests that need a held row, which are put aside."""
+        for pending in batch:
+            pending.held = True
+        if len(batch) == 1:
+            self._set_aside(batch[0])
+            return 0.0
+        middle = len(batch) // 2
+        pause = await self._write(batch[:middle])
+        self._hand_out()
+        return max(pause, await self._write(batch[middle:]))
+
     async def _attempt(self, requests: list[Request]) -> Sequence[Result]:
         write = partial(self.write, requests)
         for _ in range(MAX_CONTENTIONS):
             try:
                 return await self.health.call(write, self.write)
+            except LockTimeout:
+                raise
             except Contention:
                 continue  # nothing was changed: the same batch again
         return await self.health.call(write, self.write)

@@ -12,7 +12,7 @@ import pytest
 from affinity.client import changes as changes_module
 from affinity.client.batching import Batcher
 from affinity.client.changes import SAFETY_SECONDS, Changes
-from affinity.errors import ClientError, ConnectionLost, DataRefused
+from affinity.errors import ClientError, ConnectionLost, DataRefused, LockTimeout
 from affinity.limits import MAX_BATCH
 
 
@@ -82,6 +82,29 @@ async def test_a_lost_reply_is_requested_again_and_a_refusal_concerns_its_reques
         assert [await results[n] for n in (0, 1, 3)] == [2, 4, 8]
         with pytest.raises(type(refusal)):
             await results[2]
+
+
+async def test_a_request_that_needs_a_held_row_is_tried_beside_the_others() -> None:
+    """The others of its call are done at once, as are later calls; it is done when the row is free."""
+    verb = Verb()
+    verb.refused, verb.refusal = 3, LockTimeout("somebody holds its row")
+    async with running(verb) as batcher:
+        held, *others = [batcher.submit(number) for number in (3, 1, 2, 4, 5)]
+        assert [await each for each in others] == [2, 4, 8, 10]
+        assert await batcher.submit(6) == 12
+        assert not held.done()
+        verb.refused = None
+        assert await held == 6
+
+
+async def test_a_held_request_of_a_client_that_is_closed_raises() -> None:
+    verb = Verb()
+    verb.refused, verb.refusal = 3, LockTimeout("somebody holds its row")
+    async with running(verb) as batcher:
+        held = batcher.submit(3)
+        assert await batcher.submit(1) == 2
+    with pytest.raises(ClientError, match="closed"):
+        await held
 
 
 async def test_calls_of_a_client_that_is_closed_raise() -> None:

@@ -8,10 +8,18 @@ from typing import Final
 
 import pytest
 
+from affinity.provider.postgres.driver import target
+
 _LONG: Final = ("test_every_verb_survives[", "test_three_thousand_ancestors[")
 _OLDER: Final = re.compile(r"\[.*\bold\b")
 _SLOWER: Final = {"test_postgres_connections.py", "test_postgres_cuts.py", "test_lost_tail.py"}
 """Files whose tests on the older PostgreSQL are slow too."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_calls() -> None:
+    """Tests here hold a row, and look at what waits for it; a busy machine may take longer than a call waits."""
+    target.HOT["lock_timeout"] = "5s"
 
 
 @pytest.hookimpl(tryfirst=True)

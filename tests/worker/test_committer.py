@@ -13,8 +13,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity.errors import ConnectionLost, Contention, DatabaseFailure, DataRefused, ProviderError, StatementTimeout
+from affinity.errors import (
+    ConnectionLost,
+    Contention,
+    DatabaseFailure,
+    DataRefused,
+    LockTimeout,
+    ProviderError,
+    StatementTimeout,
+)
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
+from affinity.provider.contract import BRIEFLY
 from affinity.worker import committer
 from affinity.worker.committer import HAND_OUT, SMALL, GroupCommit
 from affinity.worker.retry import DatabaseHealth
@@ -27,6 +36,7 @@ class NumberDatabase:
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
+        self.brief: list[bool] = []  # whether each is to wait hardly at all for held rows
         self.asked = anyio.Event()
         self.gate = anyio.Event()
         self.bad: dict[int, Exception] = {}
@@ -34,6 +44,7 @@ class NumberDatabase:
 
     async def write(self, batch: Sequence[int]) -> Sequence[int]:
         self.batches.append(list(batch))
+        self.brief.append(BRIEFLY.get())
         self.asked.set()
         await self.gate.wait()
         if len(batch) > self.largest:
@@ -270,6 +281,32 @@ async def test_one_that_fails_alone_waits_aside() -> None:
         desk.database.bad.clear()
         await desk.commits.flushed()
         assert desk.answers[-1] == (7, 70)
+
+
+@pytest.mark.parametrize("held", [{7}, {0, 1, 19}, set(range(20))])
+async def test_of_a_batch_with_held_rows_all_else_is_written_at_once(held: set[int]) -> None:
+    """Only the first attempt waits for them. Each of them is tried again by itself, behind what comes later."""
+    async with running() as desk:
+        desk.submit(-1)
+        await desk.database.asked.wait()
+        desk.database.bad = dict.fromkeys(held, LockTimeout("somebody holds its row"))
+        desk.submit(*range(20))
+        desk.database.gate.set()
+        while len(desk.answers) < 21 - len(held):
+            await anyio.sleep(0.001)
+        assert {n for n, _ in desk.answers} == {*range(-1, 20)} - held
+        assert desk.database.brief[:3] == [False, False, True]
+        assert all(desk.database.brief[2:])
+        while not all([n] in desk.database.batches for n in held):
+            await anyio.sleep(0.001)
+        desk.database.batches.clear()
+        desk.submit(*range(100, 120))
+        while len(desk.answers) < 41 - len(held):
+            await anyio.sleep(0.001)
+        assert all(len(batch) == 1 for batch in desk.database.batches if held & {*batch})
+        desk.database.bad.clear()
+        await desk.commits.flushed()
+        assert {n for n, answer in desk.answers if answer == n * 10} == {*range(-1, 20), *range(100, 120)}
 
 
 async def test_contention_is_tried_again_immediately_and_then_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:

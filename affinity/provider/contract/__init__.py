@@ -87,6 +87,9 @@ Easy to get wrong
       is still the one that it read. A journal goes with the record of its session.
     * Fetched inputs. `WorkFetch.pending` saves wakes a read, and may be empty. It is read in the transaction that locks
       the item, or after it.
+    * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a
+      fraction of a second, so that its caller can do the rest of the batch; within `BRIEFLY` almost immediately. A
+      renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold.
     * Hints with a call. ``append_journal`` and ``commit_turn`` send hints after their transaction; a failed hint is no
       error.
     * Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts
@@ -99,7 +102,7 @@ from typing import Protocol
 
 from affinity.provider.contract.administration import AdministrationProvider
 from affinity.provider.contract.client_side import ClientProvider
-from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
 from affinity.provider.contract.hints import Hint, HintSource
 from affinity.provider.contract.instances import (
     FINISHED,
@@ -200,6 +203,7 @@ from affinity.provider.contract.workers import (
 )
 
 __all__ = [
+    "BRIEFLY",
     "EVENT_HEAD",
     "FINISHED",
     "LEFT",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Final, Protocol
 
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.hints import Hint
@@ -11,6 +12,11 @@ from affinity.provider.contract.instances import HistoryCursor, HistoryPage
 from affinity.provider.contract.sessions import SessionInfo
 from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
 from affinity.records import SessionStore
+
+BRIEFLY: Final = ContextVar("affinity_briefly", default=False)
+"""Calls wait hardly at all for a row that another transaction holds: they raise `LockTimeout`. For calls that are tried
+again and again, with others behind them.
+"""
 
 
 class ProviderConnection(Protocol):

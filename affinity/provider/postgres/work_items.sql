@@ -5,26 +5,32 @@
       AND holds_session(s, %(worker)s, %(incarnation)s)
       AND s.locked_until < clock() + %(touch_below)s * interval '1 s'
       AND EXISTS (SELECT FROM alive_workers WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s)
-    ORDER BY s.session_id FOR NO KEY UPDATE
+    ORDER BY s.session_id FOR NO KEY UPDATE SKIP LOCKED -- one that another transaction holds is touched the next time
 ), touched AS (
     UPDATE sessions s SET locked_until = clock() + %(session_lock)s * interval '1 s', touched_at = clock()
     FROM held WHERE s.session_id = held.session_id
 
 -- renew: extend live tokens of this incarnation, and touch their sessions as far as it holds them
-WITH ours AS MATERIALIZED (
-    SELECT l.n, q.instance_id, q.execution_id, q.activity_id, q.session_id
+-- An item whose row another transaction holds is extended the next time: no renewal waits for it, and its token is live.
+WITH live AS MATERIALIZED (
+    SELECT l.n, q.instance_id, q.execution_id, q.activity_id, l.token
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s)
          WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock()
-    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
+), ours AS MATERIALIZED (
+    SELECT q.instance_id, q.execution_id, q.activity_id, q.session_id
+    FROM (SELECT DISTINCT instance_id, execution_id, activity_id, token FROM live) l
+    JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    WHERE q.lock_token = l.token AND q.lock_incarnation = %(incarnation)s AND q.locked_until > clock()
+    ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q SKIP LOCKED
 ), renewed AS (
     UPDATE worker_queue q SET locked_until = clock() + %(item_lock)s * interval '1 s'
-    FROM (SELECT DISTINCT instance_id, execution_id, activity_id FROM ours) o
+    FROM ours o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
 -- include touch
 )
-SELECT n FROM ours
+SELECT n FROM live
 
 -- check: which locks still have their token
 SELECT l.n

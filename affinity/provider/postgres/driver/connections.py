@@ -60,10 +60,11 @@ from psycopg import AsyncConnection
 
 from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
+from affinity.provider.contract import BRIEFLY
 from affinity.provider.postgres.driver.attempts import Attempts, first_connection
 from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
-from affinity.provider.postgres.driver.target import COLD, HOT, Target
+from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.transactions import Transaction, Transactions
 from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
@@ -225,7 +226,10 @@ class Connection(Calls):
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
         reply = asyncio.get_running_loop().create_future()
-        call = _WireCall(ask, settings or self._settings, reply, behind, is_short)
+        wanted = settings or self._settings
+        if wanted is HOT and BRIEFLY.get():
+            wanted = BRIEF
+        call = _WireCall(ask, wanted, reply, behind, is_short)
         self._waiting.append(call)
         if self._current is None:
             self._go_on()

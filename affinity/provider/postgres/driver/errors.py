@@ -21,6 +21,7 @@ from affinity.errors import (
     DatabaseFailure,
     DataRefused,
     Duplicate,
+    LockTimeout,
     PoolerRefused,
     ProviderError,
     ReadOnly,
@@ -52,7 +53,7 @@ _BY_STATE: Final[dict[str, type[ProviderError]]] = {
     "2200H": DatabaseFailure,  # a sequence has reached its end: not the fault of the data
     "40001": Contention,  # serialization failure
     "40P01": Contention,  # deadlock
-    "55P03": Contention,  # lock timeout
+    "55P03": LockTimeout,
     BATCH_REFUSED: Contention,
     "57014": StatementTimeout,
     "57P01": ConnectionLost,  # terminated by an administrator

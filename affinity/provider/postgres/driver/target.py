@@ -34,7 +34,6 @@ _SAFETY: Final = {
     "default_transaction_isolation": "read\\ committed",
     # No statement takes that long; one that did would delay others.
     "statement_timeout": "30s",
-    "lock_timeout": "5s",
     # No operation leaves a transaction open; if one did, it must not hold its locks for long.
     "idle_in_transaction_session_timeout": "10s",
     # As `_NETWORK`, on the server: transactions of a host that is gone end within a worker's lease.
@@ -56,8 +55,13 @@ HOT: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
+    # A batch is split when a row of it is held for that long. Of ours only rare, large steps hold one longer.
+    "lock_timeout": "200ms",
 }
 """Settings under which the calls of the hot loop run."""
+
+BRIEF: Final = {**HOT, "lock_timeout": "10ms"}
+"""Settings under which calls of the hot loop run that are tried again, with others behind them."""
 
 COLD: Final = {
     # Unused filters of a listing must not keep it from the index of a used one.
@@ -67,6 +71,7 @@ COLD: Final = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "jit": "off",
+    "lock_timeout": "5s",
 }
 """Settings under which listings and the sweep run. It has the names of `HOT`: each replaces the other."""
 

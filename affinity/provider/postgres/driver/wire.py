@@ -230,7 +230,7 @@ class WireProtocol:
 
     def change(self, settings: Mapping[str, str], then: Callable[[], None]) -> None:
         """Change settings of the connection, which are ours; ``then`` asks."""
-        self._pgconn.send_query(";".join(f"SET {name} = {value}" for name, value in settings.items()).encode())
+        self._pgconn.send_query(";".join(f"SET {name} = '{value}'" for name, value in settings.items()).encode())
         self._sent(then)
 
     def _literal(self, value: Any) -> bytes:
