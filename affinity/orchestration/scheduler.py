@@ -42,6 +42,9 @@ _MAX_REFUSED: Final = 100
 again, without end.
 """
 
+_MAX_REPEATS: Final = 1000
+"""Awaits in a row of one future that has failed."""
+
 _HELD_BACK: Final = -1  # event id of a command that is held back until `begin`
 _BEGUN: Final = -2  # event id of a command between `begin` and its scheduling
 _LOGGER = logging.getLogger("affinity.orchestration")
@@ -69,6 +72,7 @@ class Scheduler:
         "scheduled_for",
         "serves",
         "session_id",
+        "stopped",
         "tasks",
         "watched",
     )
@@ -106,6 +110,8 @@ class Scheduler:
         """Whether the execution was dropped from memory."""
         self.refused: int = 0
         """Calls since then."""
+        self.stopped: list[Coroutine[Any, Any, Any]] = []
+        """Coroutines that would not end. The interpreter closes them once more when they are dropped, after `close`."""
         self.logger: ReplaySafeLogger = ReplaySafeLogger(self)
 
     def trace(self, wanted: bool) -> None:
@@ -257,6 +263,7 @@ class Scheduler:
             if self._is_endless and not was_endless:
                 self._report_endless(source)
         self.clear()
+        self.stopped.clear()
 
     @property
     def _is_endless(self) -> bool:
@@ -309,10 +316,15 @@ class DurableFuture(Generic[T]):
 
     def __await__(self) -> Generator[DurableFuture[Any], None, T]:
         self._scheduler.mark_awaited(self)
-        if not self.settled or self._scheduler.closed:
+        if not self.settled or self._scheduler.closed or (self.error is not None and self._is_repeated()):
             self.begin()
             yield self
         return self.result()
+
+    def _is_repeated(self) -> bool:
+        """Whether the code awaits it again and again, without a wait, though it has failed."""
+        task = self._scheduler.current
+        return task is not None and task.repeats(self)
 
     def on_session(self, session_id: str, *, ordered: bool = False) -> DurableFuture[T]:
         """Only activities run on sessions: see ``ActivityFuture.on_session``.
@@ -473,7 +485,18 @@ class Task(DurableFuture[T]):
     an event loop has.
     """
 
-    __slots__ = ("_awaited", "_coroutine", "_queued", "_refused", "_signal", "_started", "_throw", "_variables")
+    __slots__ = (
+        "_awaited",
+        "_coroutine",
+        "_failed",
+        "_queued",
+        "_refused",
+        "_repeats",
+        "_signal",
+        "_started",
+        "_throw",
+        "_variables",
+    )
 
     def __init__(self, scheduler: Scheduler, coroutine: Coroutine[Any, Any, T]) -> None:
         super().__init__(scheduler)
@@ -484,6 +507,8 @@ class Task(DurableFuture[T]):
         self._started = False
         self._queued = False
         self._refused = 0  # foreign awaitables, in a row
+        self._failed: DurableFuture[Any] | None = None  # awaited last, since it waited
+        self._repeats = 0
         self._variables: Context = copy_context()
         scheduler.tasks[self] = None
 
@@ -521,6 +546,12 @@ class Task(DurableFuture[T]):
             self._wait_for(awaited)
         finally:
             scheduler.current = None
+
+    def repeats(self, failed: DurableFuture[Any]) -> bool:
+        """Note that its code awaits a future that has failed; returns whether it does so without end."""
+        self._repeats = self._repeats + 1 if failed is self._failed else 1
+        self._failed = failed
+        return self._repeats > _MAX_REPEATS
 
     def hold_back(self) -> bool:
         """Whether it has not begun."""
@@ -573,12 +604,15 @@ class Task(DurableFuture[T]):
         self._scheduler.ready.append(self)
 
     def _wait_for(self, awaited: object) -> None:
-        if isinstance(awaited, DurableFuture) and awaited.belongs_to(self._scheduler):
-            self._awaited = awaited
-            self._refused = 0
-            awaited.add_waiter(self)
-        else:
+        if not (isinstance(awaited, DurableFuture) and awaited.belongs_to(self._scheduler)):
             self._refuse(OrchestrationMisuse(f"an orchestration cannot await {describe_foreign(awaited)}"))
+        elif awaited.settled:
+            text = f"{awaited.description} has failed, and is awaited again and again: make a new one for each attempt"
+            self._stop(OrchestrationMisuse(text))
+        else:
+            self._awaited = awaited
+            self._refused, self._failed = 0, None
+            awaited.add_waiter(self)
 
     def _refuse(self, error: OrchestrationMisuse) -> None:
         """Raise the error at the await; end the coroutine if it catches the error again and again."""
@@ -587,8 +621,13 @@ class Task(DurableFuture[T]):
             self._throw = error
             self._enqueue()
         else:
-            self.close()
-            self._end(error=error)
+            self._stop(error)
+
+    def _stop(self, error: OrchestrationMisuse) -> None:
+        """End the coroutine, which would go on without end, and never wait."""
+        self.close()
+        self._scheduler.stopped.append(self._coroutine)
+        self._end(error=error)
 
     def _end(self, value: Any = None, error: BaseException | None = None) -> None:
         self._scheduler.tasks.pop(self, None)

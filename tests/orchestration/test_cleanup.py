@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affinity.errors import Nondeterminism
+from affinity.errors import ActivityFailed, Nondeterminism
 from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
@@ -211,13 +211,64 @@ def test_what_cleanup_raises_stops_nothing(error: type[BaseException]) -> None:
     assert sorted(closed) == ["a", "b"]
 
 
-def test_code_that_catches_a_refused_await_again_and_again_fails() -> None:
-    async def main(ctx: OrchestrationContext) -> None:
-        while again():
-            with suppress(Exception):
-                await asyncio.sleep(0)
+async def awaits_a_foreign_future(ctx: OrchestrationContext) -> None:
+    while again():
+        with suppress(Exception):
+            await asyncio.sleep(0)
 
-    live = run(main)
-    assert again.count < ENOUGH / 2
+
+async def awaits_a_failed_activity(ctx: OrchestrationContext) -> None:
+    work = ctx.schedule_activity("work")
+    while again():
+        with suppress(BaseException):
+            await work
+            return
+
+
+async def awaits_a_cancelled_timer(ctx: OrchestrationContext) -> None:
+    timer = ctx.schedule_timer(1)
+    timer.cancel()
+    while again():
+        with suppress(Exception):
+            await timer
+
+
+async def in_a_failing_branch(ctx: OrchestrationContext) -> None:
+    await ctx.gather(awaits_a_failed_activity(ctx), ctx.schedule_wait("never"))
+
+
+@pytest.mark.parametrize(
+    ("main", "text"),
+    [
+        (awaits_a_foreign_future, "asyncio.sleep(0)"),
+        (awaits_a_failed_activity, "activity 'work' has failed, and is awaited again and again"),
+        (awaits_a_cancelled_timer, "timer of 1 s has failed, and is awaited again and again"),
+        (in_a_failing_branch, "activity 'work' has failed, and is awaited again and again"),
+    ],
+)
+def test_code_that_catches_the_same_error_again_and_again_fails(main: Any, text: str) -> None:
+    live = Live(main)
+    live.start()
+    if live.outcome is None:
+        (number,) = live.execution.pending_activities
+        live.feed(ev.ActivityFailed(number, "failed", "E", "m"))
     assert isinstance(live.outcome, ev.OrchestrationFailed)
-    assert "asyncio.sleep(0)" in live.outcome.message
+    assert text in live.outcome.message
+
+
+def test_a_retry_that_waits_may_await_a_failed_future_often() -> None:
+    async def main(ctx: OrchestrationContext) -> int:
+        work, failures = ctx.schedule_activity("work"), 0
+        for n in range(3_000):
+            try:
+                await work
+            except ActivityFailed:
+                failures += 1
+            if n % 900 == 0:
+                await ctx.schedule_timer(0)
+        return failures
+
+    live = run(main, ev.ActivityFailed(2, "failed", "E", "m"))
+    while live.outcome is None:
+        live.feed(ev.TimerFired(live.execution.event_count))
+    assert live.outcome == ev.OrchestrationCompleted("3000")
