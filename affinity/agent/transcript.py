@@ -30,11 +30,12 @@ from affinity.conversation.events import (
     UserInterrupt,
     UserMessage,
     kind_of,
+    text_of,
 )
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import EndedWake
 from affinity.conversation.wake import Wake
-from affinity.errors import InvalidOptions
+from affinity.errors import InvalidInput, InvalidOptions
 from affinity.tasks import call_any
 
 HISTORY: Final = 1_000
@@ -57,7 +58,9 @@ class ContextWindow:
     count_tokens: Callable[[JournalEvent], int] | None = None
     summarise: Summarise | None = None
     """Summarises the entries that are left out, once. The summary is in the journal, and the transcript begins with it
-    from then on. It has half of the bound, so that the next summary comes later. None: these entries are not read.
+    from then on. The turns that are kept have half of the bound, and the summary a quarter at most, so that the next
+    summary comes later: the end of a longer one is cut off. If it raises, the wake goes on without these entries, and a
+    later wake tries again. None: they are not read.
     """
 
     def __post_init__(self) -> None:
@@ -76,6 +79,20 @@ class ContextWindow:
     def size_of(self, event: JournalEvent) -> int:
         """Size of an event: in bytes, or in tokens."""
         return len(event.model_dump_json().encode()) if self.count_tokens is None else self.count_tokens(event)
+
+    def fit_summary(self, summary: ContextSummary) -> ContextSummary:
+        """The summary, or the beginning of its text, with a quarter of the bound.
+
+        Raises:
+            InvalidInput: not even an empty one has so little.
+        """
+        text, room = text_of(summary.content), self.bound // 4
+        while (size := self.size_of(summary)) > room:
+            if not text:
+                raise InvalidInput(f"an empty summary has {size}, over {room}, a quarter of the ContextWindow's bound")
+            text = text[: len(text) * room // (size + 1)]
+            summary = summary.model_copy(update={"content": text})
+        return summary
 
     def first_kept(self, events: Sequence[JournalEvent], render: Render, bound: int | None = None) -> int:
         """The place from which on events are kept: the beginning of a turn."""
@@ -104,15 +121,30 @@ async def read_transcript(wake: Wake, render: Render, window: ContextWindow | No
     if window is not None and summarise is not None and window.first_kept(events, render):
         cut = window.first_kept(events, render, window.bound // 2)
         last_wake = next((each.wake_id for each in reversed(entries[:cut]) if each.wake_id is not None), None)
-        if last_wake is None or last_wake == wake.id:  # what this wake adds is behind the summary
+        has_news = any(not isinstance(each, ContextSummary) for each in events[:cut])
+        if last_wake is None or last_wake == wake.id or not has_news:  # what this wake adds is behind the summary
             return LoopTranscript(events, await _earlier_calls(wake, events))
-        with wake.span("summarise"):
-            content = await call_any(summarise, events[:cut])
-        summary = ContextSummary(content, behind=last_wake)
-        wake.append(summary)
-        await wake.commit()
-        events = [summary, *events[cut:]]
+        summary = await _summarise(wake, window, events[:cut], last_wake)
+        if summary is not None:
+            await wake.commit()
+            events = [summary, *events[cut:]]
     return LoopTranscript(events, await _earlier_calls(wake, events))
+
+
+async def _summarise(
+    wake: Wake, window: ContextWindow, events: Sequence[JournalEvent], behind: str
+) -> ContextSummary | None:
+    """Append a summary of events. None: there is none, for its function has failed; a later wake tries again."""
+    assert window.summarise is not None
+    try:
+        with wake.span("summarise"):
+            content = await call_any(window.summarise, events)
+            summary = window.fit_summary(ContextSummary(content, behind=behind))
+            wake.append(summary)
+    except Exception:
+        wake.logger.exception("no summary: the model is given the last turns only, until one can be made")
+        return None
+    return summary
 
 
 async def _entries(wake: Wake, render: Render, *, find_summary: bool) -> list[JournalEntry]:

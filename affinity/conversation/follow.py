@@ -325,7 +325,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
             await self._changes.change.wait()  # for its first event
             return True
         if self._journal_id is None:
-            self._check_first(page)
+            await self._check_first(page)
         elif page.journal_id != self._journal_id:
             raise unknown_conversation(self._conversation_id)
         await self._reader.prepare(page, self._journals)
@@ -333,14 +333,18 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
         self._page, self._items = page, self._reader.read(page)
         return True
 
-    def _check_first(self, page: JournalPage) -> None:
-        """Raise `UnknownEntry` if the position is of a deleted conversation: numbers of one journal only grow."""
-        seq = self._position.seq
+    async def _check_first(self, page: JournalPage) -> None:
+        """Raise `UnknownEntry` if the position is of another conversation, or of a deleted one: numbers of one journal
+        only grow.
+        """
+        seq, given = self._position.seq, self._journal
+        if given is not None and given.journal_id != page.journal_id:
+            source = await source_of(self._journals, self._conversation_id, given.journal_id)
+            whose = source or "another conversation: perhaps of one that had this id, and was deleted"
+            raise errors.UnknownEntry(self._conversation_id, f"position {seq} is of {whose}")
         if page.last_seq < seq:
             message = f"its journal ends with entry {page.last_seq}, before position {seq}, which is of a deleted one"
             raise errors.UnknownEntry(self._conversation_id, message)
-        if self._journal is not None and self._journal.journal_id != page.journal_id:
-            raise errors.UnknownEntry(self._conversation_id, f"position {seq} is of a deleted one")
         self._journal = JournalIdentity(page.journal_id, self._timeline)
 
     async def _read_page(self) -> JournalPage:
@@ -381,6 +385,15 @@ def entries_removed(conversation_id: str, after: int, first_seq: int) -> Entries
     """The error for a reader that retention has overtaken."""
     gone = f"entry {first_seq - 1}" if first_seq == after + 2 else f"entries {after + 1} to {first_seq - 1}"
     return EntriesRemoved(conversation_id, f"retention has removed {gone}; read the kept entries from 0", first_seq)
+
+
+async def source_of(journals: Journals, conversation_id: str, journal_id: int) -> str | None:
+    """In words, the conversation with this journal, if the other one was made from it."""
+    for each in (await journals.lineage(conversation_id))[1:]:
+        if each.journal_id == journal_id:
+            name = "which was deleted since" if each.session_id is None else f"{each.session_id!r}: ask there"
+            return f"the conversation that this one was made from, {name}"
+    return None
 
 
 def unknown_conversation(conversation_id: str) -> UnknownConversation:

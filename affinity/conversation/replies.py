@@ -14,7 +14,15 @@ from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
 from affinity.client.waits import NotedWait
 from affinity.conversation.events import JournalEvent
-from affinity.conversation.follow import EntryNumber, EventFeed, FeedPosition, PageReader, check_timeline, read_position
+from affinity.conversation.follow import (
+    EntryNumber,
+    EventFeed,
+    FeedPosition,
+    PageReader,
+    check_timeline,
+    read_position,
+    source_of,
+)
 from affinity.conversation.reading import Kinds, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
@@ -205,7 +213,8 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         Raises:
             TimelineChanged: the database may have lost the entry since `send`: repeat the event under its id, with
                 `ask`. (For a plain number: since this handle was made; take a new handle.)
-            UnknownConversation: there is none; or it was deleted, and another one has its id.
+            UnknownConversation: there is none; or it was deleted, and another one has its id; or the number is of
+                another conversation.
             UnknownEntry: the journal has no entry of that number, or not its reply: the entry is no input, or it is in
                 a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
@@ -268,7 +277,11 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
                 check_timeline(self._client.journals, self.conversation_id, timeline)
                 journal_id = journal_id or page.journal_id
                 if page.journal_id != journal_id:
-                    raise errors.UnknownConversation(self.conversation_id, "it was deleted, and another one has its id")
+                    source = await source_of(self._client.journals, self.conversation_id, journal_id)
+                    if source is not None:
+                        raise errors.UnknownEntry(self.conversation_id, f"entry {int(seq)} is of {source}")
+                    text = "it was deleted, and another one has its id; or the number is of another conversation"
+                    raise errors.UnknownConversation(self.conversation_id, text)
                 noted.journal_id = journal_id
                 check_awaited(self.conversation_id, seq, page, after)
                 look = page.more

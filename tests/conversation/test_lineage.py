@@ -26,6 +26,7 @@ from affinity.errors import (
     InvalidInput,
     SessionRecordRefused,
     UnknownConversation,
+    UnknownEntry,
     WakeFailed,
 )
 from affinity.journal import JournalQuery
@@ -428,6 +429,25 @@ async def test_an_export_of_a_conversation_that_is_made_again_meanwhile_fails(id
     assert head["conversation"]["last_seq"] == 1
     with pytest.raises(UnknownConversation, match="another one has its id"):
         await anext(lines)
+
+
+async def test_a_number_of_the_source_is_none_of_the_fork(idle: Stage) -> None:
+    """Nor a position. The error says of which conversation it is, also where that was deleted since."""
+    source = idle.talk("a")
+    number = await source.send(UserMessage("one"))
+    fork = await source.fork("b")
+    own = await fork.send(UserMessage("two"))
+    with pytest.raises(
+        UnknownEntry, match="entry 1 is of the conversation that this one was made from, 'a': ask there"
+    ):
+        await fork.reply(number, timeout=1)
+    with pytest.raises(UnknownEntry, match="position 1 is of the conversation that this one was made from, 'a'"):
+        [item async for item in fork.events(after=number)]
+    with pytest.raises(UnknownConversation, match="or the number is of another conversation"):
+        await source.reply(own, timeout=1)
+    await source.delete()
+    with pytest.raises(UnknownEntry, match="which was deleted since"):
+        await fork.reply(number, timeout=1)
 
 
 async def test_an_export_that_retention_overtakes_fails(url: str) -> None:
