@@ -828,6 +828,10 @@ class JournalAccess(Protocol):
         """A journal and its ancestors, nearest first; empty: there is none."""
         ...
 
+    async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
+        """The epochs of those of these sessions that a worker holds."""
+        ...
+
     async def has_instance(self, session_id: str) -> bool:
         """Whether an instance has the id of this session."""
         ...

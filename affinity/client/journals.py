@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -179,6 +179,11 @@ class Journals:
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""
         return await self._retry(partial(self._provider.get_lineage, session_id))
+
+    async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
+        """The epochs of those of these sessions that a worker holds."""
+        rows = await self._retry(partial(self._provider.list_sessions, list(session_ids)))
+        return {row.session_id: row.epoch for row in rows if row.held}
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE

@@ -13,7 +13,7 @@ earlier entry; the state that ``Conversations(rebuild=...)`` returns for the ent
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from secrets import token_hex
@@ -51,7 +51,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
-from affinity.session.resources import LABEL
+from affinity.session.resources import LABEL, OPEN, open_mark
 from affinity.session.transfer import ImportTimes
 from affinity.tasks import call_here
 
@@ -188,7 +188,7 @@ class CreationPlanner:
         if left == right:
             raise errors.InvalidInput(f"conversation {left!r} cannot be merged with itself")
         one, other = await self._own(left), await self._own(right)
-        home = _home_of_merge({"left": (left, one.home), "right": (right, other.home)}, keep)
+        home = _home_of_merge(await self._side(left, one.home), await self._side(right, other.home), keep)
         given = None if state is None else await self._encoded(new_id, state)
         digest = _digest(given)
         right_end = (await self.page(JournalQuery(session_id=right, limit=1))).last_seq
@@ -409,6 +409,14 @@ class CreationPlanner:
             "try again, while it runs less"
         )
 
+    async def _side(self, conversation_id: str, home: str | None) -> _Side:
+        """A side of a merge: its record, or that of its home, says what it has opened under the present lease."""
+        place = home or conversation_id
+        epoch = (await self.reads.held_epochs([place])).get(place)
+        records = [await self._records.load(each) for each in dict.fromkeys((conversation_id, place))]
+        marks = [dict(each.metadata.labels).get(OPEN) for each in records if each is not None]
+        return _Side(conversation_id, home, epoch is not None and open_mark(place, epoch) in marks)
+
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
         """A new state, which uses the resources that a conversation uses."""
         used = {} if state is None else _resources_of(await self._records.load(source))
@@ -493,28 +501,41 @@ def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str |
     return (own.home or source) if beside else None
 
 
-def _home_of_merge(sides: Mapping[str, tuple[str, str | None]], keep: str | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A side of a merge."""
+
+    conversation_id: str
+    home: str | None
+    is_open: bool  # a resource that does not outlive the process is open
+
+    @property
+    def has_resources(self) -> bool:
+        """Whether it has something open, or was made to share the resources of another session."""
+        return self.is_open or self.home is not None
+
+    @property
+    def place(self) -> str:
+        """The session that has the resources."""
+        return self.home or self.conversation_id
+
+
+def _home_of_merge(left: _Side, right: _Side, keep: str | None) -> str | None:
     """The session whose resources a merge shares; None: it has its own.
 
-    Args:
-        sides: the id of each side, and its home.
-        keep: the side to keep.
+    The resources of the left side are kept. A side without resources is ignored.
 
     Raises:
-        InvalidOptions: they share the resources of different sessions, and no side is named.
+        InvalidOptions: both sides have resources, of different sessions, and no side is named.
     """
-    (left, left_home), (right, right_home) = sides.values()
     if keep is not None:
-        conversation_id, home = sides[keep]
-        return home or conversation_id
-    if left_home is None and right_home is None:
-        return None
-    used = left_home or left, right_home or right
-    if used[0] != used[1]:
+        return (left if keep == "left" else right).place
+    if left.has_resources and right.has_resources and left.place != right.place:
         raise errors.InvalidOptions(
-            f"{left!r} uses the resources of {used[0]!r}, but {right!r} of {used[1]!r}: {_KEEP}"
+            f"{left.conversation_id!r} has the resources of {left.place!r}, and {right.conversation_id!r} of "
+            f"{right.place!r}: {_KEEP}"
         )
-    return used[0]
+    return next((side.place for side in (left, right) if side.has_resources), None)
 
 
 def _digest(state: SessionState | None) -> str | None:

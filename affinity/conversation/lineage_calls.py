@@ -179,14 +179,13 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             into: id of the new conversation.
             state: of the new conversation; None: a copy of the state of the left side.
             keep: the side whose resources it shares, and beside which it runs: on the lease of that side, or of its
-                home. None: the resources that both sides share; if neither has a home, its own.
+                home. None: those of the left side; a side without any is ignored.
             operator: as for `fork`.
             extras: as for `fork`.
 
         Raises:
-            InvalidOptions: the sides use different resources, and ``keep`` is not given: one has a home, and the other
-                has not the same, or runs elsewhere; or the left one has no state
-                yet, and the right one uses resources.
+            InvalidOptions: the sides use different resources, or have different ones open, and ``keep`` is not given;
+                or the left one has no state yet, and the right one uses resources.
             ClientError, InvalidInput: as for `fork`.
         """
         made_by = {"operator": operator, "extras": extras, "keep": keep}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeAlias
 
@@ -28,6 +28,10 @@ class LineageReads(Protocol):
 
     def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
         """A page of a journal."""
+        ...
+
+    def held_epochs(self, session_ids: Collection[str], /) -> Awaitable[Mapping[str, int]]:
+        """The epochs of those of these sessions that a worker holds."""
         ...
 
     def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:

@@ -407,7 +407,11 @@ class Wake(CommonCalls[None], RunCalls):
             SessionError: the handler has ended.
             Exception: what its ``open`` raised.
         """
-        return await self._opening().resource(resource)
+        opening = self._opening()
+        found = await opening.resource(resource)
+        if not resource.is_durable:
+            opening.mark_open()
+        return found
 
     async def close_resource(self, resource: Resource[Any], /) -> None:
         """End this conversation's use of a resource; see `OpenSession.close_resource`.

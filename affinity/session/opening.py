@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -26,10 +26,10 @@ from affinity.errors import (
     SessionWriteConflict,
     problem_of,
 )
-from affinity.limits import check_integer
+from affinity.limits import MAX_LABELS, check_integer
 from affinity.records import SessionStore, database_of
 from affinity.session.durable import close_for_good, use_durable, use_local
-from affinity.session.resources import Resource, shielded
+from affinity.session.resources import OPEN, Resource, open_mark, shielded
 from affinity.session.state import CachedState, StateSchema
 from affinity.session.writer import CommitState, SavePoint, WriteQueue
 
@@ -292,6 +292,14 @@ class _Opening(Generic[S]):
         if resource.is_durable:
             return await use_durable(resource, cached, work.ctx)
         return await use_local(resource, cached)
+
+    def mark_open(self) -> None:
+        """Note in the labels of the record that the session has a resource of this process open, under this lease."""
+        _, cached = self._opened()
+        mark = open_mark(*(cached.home or (cached.session_id, cached.epoch)))
+        labels = {**cached.metadata.labels, OPEN: mark}
+        if len(labels) <= MAX_LABELS and labels != dict(cached.metadata.labels):
+            cached.metadata = replace(cached.metadata, labels=labels)
 
     async def _close_resource(self, resource: Resource[Any]) -> None:
         await close_for_good(resource, self._opened()[1])

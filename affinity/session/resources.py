@@ -19,6 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
+from hashlib import sha256
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import anyio
@@ -32,6 +33,9 @@ T = TypeVar("T")
 
 LABEL: Final = "affinity.resource/"
 """Begins the labels of records that name what the session uses; then comes the name of the resource."""
+
+OPEN: Final = "affinity.open"
+"""Label of a record whose session has opened a resource of its process: see `open_mark`."""
 
 DISPOSE_SECONDS: Final = 30.0
 """A ``dispose`` or ``close`` that takes longer is cancelled and logged, so that a worker can stop."""
@@ -285,6 +289,11 @@ def disposes_resources(error: BaseException | None) -> bool:
         return bool(getattr(error, "disposes_resources", False))
     except BaseException:
         return True
+
+
+def open_mark(session_id: str, epoch: int) -> str:
+    """The value of the label `OPEN`: a lease. The resource is open for as long as this is the lease."""
+    return f"{sha256(session_id.encode()).hexdigest()[:16]}/{epoch}"
 
 
 # --- callbacks of the application: async or sync, bounded in time, shared, called for a thread ------------------------

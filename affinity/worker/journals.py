@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -124,6 +124,11 @@ class WorkerJournals:
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """A journal and its ancestors."""
         return await self._retry(partial(self._provider.get_lineage, session_id))
+
+    async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
+        """The epochs of those of these sessions that a worker holds."""
+        rows = await self._retry(partial(self._provider.list_sessions, list(session_ids)))
+        return {row.session_id: row.epoch for row in rows if row.held}
 
     async def has_instance(self, session_id: str) -> bool:
         """Whether an instance has the id."""

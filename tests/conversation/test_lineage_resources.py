@@ -135,16 +135,55 @@ async def assert_closed(talk: affinity.ConversationHandle) -> None:
         await talk.ask(UserMessage("list"), timeout=LONG)
 
 
-async def test_a_merge_that_keeps_a_side_has_the_open_sandbox_of_that_side(url: str) -> None:
+MERGES: list[tuple[str, str, dict[str, Any], str | None]] = [
+    # left side, right side, options, the sandbox of the merge; None: refused
+    ("open", "other", {}, None),
+    ("other", "open", {}, None),
+    ("beside", "other", {}, None),
+    ("open", "other", {"keep": "left"}, "one:open"),
+    ("open", "other", {"keep": "right"}, "two:other"),
+    ("open", "none", {}, "one:open"),
+    ("open", "new", {}, "one:open"),
+    ("none", "open", {}, "one:open"),
+    ("open", "beside", {}, "one:open"),
+    ("beside", "open", {}, "one:open"),
+    ("beside", "none", {}, "one:open"),
+    ("none", "beside", {}, "one:open"),
+    ("none", "new", {}, "empty"),
+    ("none", "beside-none", {}, "empty"),
+    ("none", "open", {"keep": "left"}, "empty"),
+]
+"""Two conversations with a sandbox each, forks beside one, and conversations without one."""
+
+
+async def test_a_merge_has_the_sandbox_of_its_left_side(url: str) -> None:
+    """A side without one is ignored, and two different ones are refused, unless a side is named."""
     sandboxes = Sandboxes()
     async with with_sandboxes(url, sandboxes) as found:
-        await say(found.talk("l"), "write one")
-        await say(found.talk("r"), "write two")
-        await found.talk("l").merge("r", into="kept-l", keep="left")
-        await found.talk("l").merge("r", into="kept-r", keep="right")
-        await found.talk("l").merge("r", into="own")
-        shown = [await say(found.talk(name), "list") for name in ("kept-l", "kept-r", "own")]
-    assert shown == ["one:l", "two:r", "empty"]
+        await say(found.talk("open"), "write one")
+        await say(found.talk("other"), "write two")
+        await say(found.talk("none"), "plain")
+        await found.talk("new").send(UserMessage("plain"))
+        await found.talk("open").fork("beside", beside=True)
+        await found.talk("none").fork("beside-none", beside=True)
+        for number, (left, right, options, sandbox) in enumerate(MERGES):
+            if sandbox is None:
+                with pytest.raises(affinity.errors.InvalidOptions, match="keep='left'"):
+                    await found.talk(left).merge(right, into=f"m{number}", **options)
+                continue
+            merged = await found.talk(left).merge(right, into=f"m{number}", **options)
+            assert await say(merged, "list") == sandbox, (left, right, options)
+
+
+async def test_a_sandbox_that_is_gone_is_not_open(url: str) -> None:
+    """Its worker has ended: the merge opens one of its own."""
+    sandboxes = Sandboxes()
+    async with with_sandboxes(url, sandboxes) as found:
+        for name in ("l", "r"):
+            await say(found.talk(name), "write one")
+    async with with_sandboxes(url, sandboxes) as found:
+        merged = await found.talk("l").merge("r", into="m")
+        assert await say(merged, "list") == "empty"
 
 
 async def test_an_error_drops_the_state_and_keeps_the_sandbox(url: str) -> None:
