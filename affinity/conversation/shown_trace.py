@@ -21,7 +21,9 @@ from affinity.journal import NewEntry
 from affinity.orchestration import ActivityCancelledSignal
 
 SHOWN_AFTER: Final = 0.5
-"""Seconds after which the trace of a wake is shown, by the database's clock; and seconds between two such commits."""
+"""Seconds after which the trace of a wake is shown, and between two such commits: real time, also where the clock of
+the database is virtual (`affinity.testing.Env`).
+"""
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -36,7 +38,6 @@ class TraceShown:
         loop = asyncio.get_running_loop()
         self._short = _short_wakes.get(loop) or _short_wakes.setdefault(loop, _ShortWakes())
         self._context = copy_context()
-        self._begun = self._parts.journals.monotonic()
         self._show: asyncio.Task[None] | None = None
         self._short.add(self)
 
@@ -48,7 +49,7 @@ class TraceShown:
 
     def begin(self) -> None:
         """Show it from now on."""
-        self._show = asyncio.get_running_loop().create_task(_show(self._parts, self._begun), context=self._context)
+        self._show = asyncio.get_running_loop().create_task(_show(self._parts), context=self._context)
 
 
 class _ShortWakes:
@@ -85,9 +86,9 @@ class _ShortWakes:
 _short_wakes: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, _ShortWakes]()
 
 
-async def _show(parts: WakeParts, begun: float) -> None:
+async def _show(parts: WakeParts) -> None:
     while not parts.has_ended:
-        if not parts.stream.is_used and parts.journals.monotonic() - begun >= SHOWN_AFTER:
+        if not parts.stream.is_used:
             async with parts.committing:
                 if not parts.has_ended:
                     await _commit_spans(parts)

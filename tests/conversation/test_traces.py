@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
@@ -321,7 +320,7 @@ async def test_one_timer_shows_each_wake_that_takes_long_in_its_own_context(monk
     monkeypatch.setattr(shown_trace, "SHOWN_AFTER", 0.02)
     name, shown, are_shown = ContextVar[str]("name"), list[tuple[Any, str]](), anyio.Event()
 
-    async def show(parts: Any, begun: float) -> None:
+    async def show(parts: Any) -> None:
         shown.append((parts.wake_id, name.get()))
         if len(shown) == 2:
             are_shown.set()
@@ -329,7 +328,7 @@ async def test_one_timer_shows_each_wake_that_takes_long_in_its_own_context(monk
 
     async def wake(wake_id: str, end: Callable[[], Awaitable[None]]) -> None:
         name.set(wake_id)
-        parts: Any = SimpleNamespace(wake_id=wake_id, journals=SimpleNamespace(monotonic=time.monotonic))
+        parts: Any = SimpleNamespace(wake_id=wake_id)
         async with shown_trace.TraceShown(parts):
             await end()
 

@@ -19,6 +19,7 @@ from affinity.conversation import (
     Streamed,
     ToolConfirmation,
     UserMessage,
+    shown_trace,
 )
 from affinity.errors import NothingWillHappen, WaitTimeout
 from affinity.testing import Env
@@ -165,3 +166,28 @@ async def test_an_env_that_has_ended_leaves_nothing_behind(env_url: str | None) 
     await anyio.sleep(0)
     gc.collect()
     assert worker() is None
+
+
+async def test_the_trace_of_a_running_wake_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a worker, after some real time: the clock of the database need not move."""
+    monkeypatch.setattr(shown_trace, "SHOWN_AFTER", 0.02)
+    free = anyio.Event()
+    chats = affinity.Conversations(Chat, kind="traced")
+
+    @chats.on_wake
+    async def handle(wake: affinity.Wake, chat: Chat) -> None:
+        with wake.span("search"):
+            await free.wait()
+
+    app = affinity.App("traced")
+    app.include(chats)
+    async with Env(app) as env:
+        talk = env.client.conversation(chats, "c")
+        seq = await talk.send(affinity.UserMessage("x"))
+        with anyio.fail_after(30):
+            while not (spans := await talk.history(kinds=["span.started"])):
+                await anyio.sleep(0.01)
+        assert [each.event.name for each in spans] == ["traced.wake", "search"]  # type: ignore[attr-defined]
+        free.set()
+        await talk.reply(seq)
+        assert len(await talk.history(kinds=["span.started", "span.completed"])) == 4
