@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, LiteralString
 
+import anyio
 import psycopg
 import pytest
 
 from affinity.audit import AuditFilter, stated
 from affinity.errors import ConnectionLost
+from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections, transactions
 from affinity.testing.conformance.providers.builders import new_instance
 from affinity.testing.conformance.providers.fault_audit import acting, entries_of
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MOST, collect_plans, rows_read
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, until
+from tests.servers.proxy import proxy
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +71,7 @@ async def test_a_transaction_that_is_given_up_leaves_nothing(
     """By a caller that is cancelled, and by a provider that is closed, while it waits for a lock."""
     async with opened(postgres_migrated) as provider:
         with admin.transaction():
-            admin.execute("LOCK TABLE audit")  # behind the effect
+            admin.execute("LOCK TABLE instances")
             with stated(acting(provider)):
                 call = asyncio.create_task(provider.create_instance([new_instance("i")]))
             with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
@@ -81,6 +85,54 @@ async def test_a_transaction_that_is_given_up_leaves_nothing(
         await until(admin, f"SELECT ({CONNECTED}) = 0")
     async with opened(postgres_migrated) as other:
         assert await other.get_instance(["i"]) == [None]
+        assert await other.list_audit(AuditFilter(), 10) == []
+
+
+SESSIONS: Final[LiteralString] = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+    " AND application_name LIKE '% audit' AND state <> 'idle'"
+)
+
+
+@pytest.mark.parametrize("only_replies", [True, False])
+async def test_a_silent_link_ends_an_action_as_soon_as_any_call(
+    postgres_migrated: str, admin: psycopg.Connection[Any], only_replies: bool
+) -> None:
+    """Its connection is asked about, and both ends are closed; an action that has not begun goes on a new one."""
+    with proxy(postgres_migrated) as network:
+        async with aclosing(await PostgresProvider.open(network.url, probe_after=1.0)) as provider:
+            with stated(acting(provider)):
+                await provider.create_instance([new_instance("i0")])
+                network.lose(only_replies=only_replies)
+                with anyio.fail_after(10.0):
+                    assert await provider.create_instance([new_instance("i1")]) == [True]
+            await until(admin, f"SELECT ({SESSIONS}) = 0")
+
+
+async def test_a_link_that_is_cut_inside_an_action_holds_rows_for_a_second(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the effect and its entry: the server ends the transaction, and nothing is done."""
+    with proxy(postgres_migrated) as network:
+        async with aclosing(await PostgresProvider.open(network.url, probe_after=1.0)) as provider:
+            await provider.create_instance([new_instance("i")])
+            commit_with = transactions.Transaction.commit_with
+
+            async def cut(self: transactions.Transaction, *args: Any) -> None:
+                network.lose()
+                await commit_with(self, *args)
+
+            monkeypatch.setattr(transactions.Transaction, "commit_with", cut)
+            with stated(acting(provider)):
+                action = asyncio.create_task(provider.delete_instance(["i"], force=True))
+            await until(admin, f"SELECT ({SESSIONS}) = 1")
+            began = asyncio.get_running_loop().time()
+            admin.execute("SELECT FROM instances WHERE instance_id = 'i' FOR UPDATE")
+            assert asyncio.get_running_loop().time() - began < 4.0
+            with pytest.raises(ConnectionLost):
+                await action
+    async with opened(postgres_migrated) as other:
+        assert await other.get_instance(["i"]) != [None]
         assert await other.list_audit(AuditFilter(), 10) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict
 from functools import wraps
@@ -59,7 +59,8 @@ async def in_transaction(
         inner = connections.within(transaction)
         result = await work(inner)
         entries = acting.entries(call, judge(result))
-        await _write(inner, entries)
+        if entries:
+            await transaction.commit_with(_SQL["write"], _params(entries))
         return result, entries
 
     result, entries = await connections.transactions.run(run)
@@ -69,8 +70,11 @@ async def in_transaction(
 
 async def _write(connections: Connections, entries: Sequence[NewAuditEntry]) -> None:
     if entries:
-        rows = json.dumps([asdict(each) for each in entries])
-        await connections.rows.run(_SQL["write"], {"entries": rows})
+        await connections.rows.run(_SQL["write"], _params(entries))
+
+
+def _params(entries: Sequence[NewAuditEntry]) -> Mapping[str, str]:
+    return {"entries": json.dumps([asdict(each) for each in entries])}
 
 
 async def write_audit(db: Database, entries: Sequence[NewAuditEntry]) -> None:

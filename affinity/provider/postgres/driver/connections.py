@@ -66,7 +66,7 @@ from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
-from affinity.provider.postgres.driver.transactions import Transaction, Transactions
+from affinity.provider.postgres.driver.transactions import SHORT_TRANSACTION, Transaction, Transactions
 from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
@@ -383,23 +383,17 @@ class Connection(Calls):
     async def _probe(self, protocol: WireProtocol) -> None:
         """Ask on a new connection whether the server still works on the current call."""
         silent_from = self._silent_from()
-        pid, name = protocol.server_session
-        session = {"pid": pid, "name": name}
-        probe = Connection(self._target, f"{self._name} probe", self._settings)
-        try:
-            async with asyncio.timeout(self._probe_after):
-                found = await probe.run_once(_WAITS_FOR_US, session)
-                # To connect may have taken long: the answer may have come meanwhile.
-                if found == [(False,)] or self._protocol is not protocol or self._silent_from() != silent_from:
-                    return
-                found = await probe.run_once(_PROBE, session)
-        except (ProviderError, TimeoutError):
-            return  # an outage
-        finally:
-            await probe.aclose()
-        if found == [(True,)] or self._protocol is not protocol or self._silent_from() != silent_from:
+
+        def is_silent() -> bool:
+            return self._protocol is protocol and self._silent_from() == silent_from
+
+        if not await self._is_dead(protocol, is_silent):
             return
-        silence, server = asyncio.get_running_loop().time() - silent_from, self._target.name
+        silence, server, name = (
+            asyncio.get_running_loop().time() - silent_from,
+            self._target.name,
+            protocol.server_session[1],
+        )
         logger.warning(
             "%s: no answer for %.1f s, while a new connection is answered: %s is dead, and made again",
             server,
@@ -412,6 +406,10 @@ class Connection(Calls):
                 " and it is unknown whether the call took effect"
             )
         )
+
+    async def _is_dead(self, protocol: WireProtocol, is_silent: Callable[[], bool]) -> bool:
+        probe = Connection(self._target, f"{self._name} probe", self._settings)
+        return await ends_silent_session(probe, protocol, is_silent, self._probe_after)
 
     def _drop(self, why: Outcome) -> None:
         if self._connecting is not None:
@@ -459,6 +457,36 @@ class Connection(Calls):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+async def ends_silent_session(
+    probe: Connection, protocol: WireProtocol, is_silent: Callable[[], bool], patience: float
+) -> bool:
+    """Ask on ``probe``, a new connection, whether the server still works on a call; end a session that waits for us.
+
+    Args:
+        probe: closed at the end.
+        protocol: of the call.
+        is_silent: whether the call has had no byte since then.
+        patience: seconds for all of it.
+
+    Returns:
+        Whether no answer will come. False after an outage, of which a probe knows nothing.
+    """
+    pid, name = protocol.server_session
+    session = {"pid": pid, "name": name}
+    try:
+        async with asyncio.timeout(patience):
+            found = await probe.run_once(_WAITS_FOR_US, session)
+            # To connect may have taken long: the answer may have come meanwhile.
+            if found == [(False,)] or not is_silent():
+                return False
+            found = await probe.run_once(_PROBE, session)
+    except (ProviderError, TimeoutError):
+        return False
+    finally:
+        await probe.aclose()
+    return found != [(True,)] and is_silent()
 
 
 class Role(Calls):
@@ -532,7 +560,15 @@ class Connections:
         self.misc: Role = Role((slow,), COLD, is_short=False)
         self.deletions: Role = Role((slow, self.fetch), HOT, is_short=False)
         self.transactions: Transactions = Transactions(
-            partial(_connect_checked, target.connect(f"{application_name} audit", COLD), self._check), target, COLD
+            partial(
+                _connect_checked,
+                target.connect(f"{application_name} audit", {**COLD, **SHORT_TRANSACTION}),
+                self._check,
+            ),
+            target,
+            COLD,
+            partial(self._is_dead, application_name, probe_after),
+            probe_after,
         )
 
     def within(self, transaction: Transaction) -> Self:
@@ -541,6 +577,12 @@ class Connections:
         inner.quick = inner.states = inner.deletions = Role((transaction,), HOT)
         inner.rows = inner.misc = Role((transaction,), COLD)
         return inner
+
+    async def _is_dead(
+        self, application_name: str, probe_after: float, protocol: WireProtocol, is_silent: Callable[[], bool]
+    ) -> bool:
+        probe = Connection(self.target, f"{application_name} audit probe", COLD)
+        return await ends_silent_session(probe, protocol, is_silent, probe_after)
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.
