@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast, overload
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import from_json, to_json, to_jsonable_python
 
 from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
 from affinity.limits import check_choice, check_id
+from affinity.readback import json_of
 from affinity.session import Resource
 from affinity.tasks import call_any
 from affinity.user_code import as_error, call_sync
@@ -190,12 +190,11 @@ class Tool:
         given |= dict.fromkeys(self.context_parameters, context)
         result = await call_any(self.function, **given)
         try:
-            value: JsonValue = to_jsonable_python(result)
-            from_json(to_json(value, inf_nan_mode="constants"))
+            _, value = json_of(result)
         except BaseException as error:  # its types may be the application's
             problem = problem_of(as_error(error))
             raise NotSerializable(f"the result of tool {self.name!r} has no JSON form: {problem}") from error
-        return value
+        return cast(JsonValue, value)
 
 
 @overload

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, data
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 from pydantic_core import from_json, to_json
 
-from affinity.errors import InvalidId, InvalidInput, InvalidOptions, NotSerializable, WakeMisuse, problem_of
+from affinity.errors import InvalidId, InvalidInput, InvalidOptions, WakeMisuse, problem_of
 from affinity.journal import Entry
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
+from affinity.orchestration.codec import Codec
 from affinity.records import frozen
-from affinity.user_code import as_error, pass_interrupt
+from affinity.user_code import pass_interrupt
 
 Content: TypeAlias = str | list[dict[str, JsonValue]]
 """Text, or blocks as the formats of messages have them: ``{"type": "text", "text": …}`` and others."""
@@ -560,6 +561,7 @@ class EventTypes:
                 raise InvalidOptions(f"events: {each.__name__} is an answer: give it answers, the kind of its requests")
             if self._types.setdefault(kind, each) is not each:
                 raise InvalidOptions(f"events: {each.__name__} has the kind {kind!r}, which is taken")
+        self._codecs: dict[str, Codec] = {}  # by kind, of the events that were written
 
     @property
     def types(self) -> Mapping[str, type[JournalEvent]]:
@@ -595,19 +597,20 @@ class EventTypes:
         Raises:
             InvalidInput: it is no event of these kinds; or an `UnknownEvent` of a kind that has a class, or with the
                 field ``_``, in which what travels beside the event is.
-            NotSerializable: a value in it has no JSON form.
+            NotSerializable: a value in it has no JSON form, or would be read back as another one.
             PayloadTooLarge: it has more bytes than ``limit``, or is nested too deep.
         """
         if not self.has(event):
             raise InvalidInput(_foreign(event))
         known = self._types.get(event.kind)
+        what = f"event {event.kind!r}"
         if isinstance(event, UnknownEvent):
             _check_unknown(event)
-        what = f"event {event.kind!r}"
-        try:
-            text = event.model_dump_json() if known is not None else _unknown_json(event)
-        except BaseException as error:  # its types may be the application's
-            raise NotSerializable(f"{what} has no JSON form: {problem_of(as_error(error))}") from error
+            text = _UNKNOWN.encode({**event.data, "kind": event.kind})
+        else:
+            assert known is not None
+            codec = self._codecs.get(event.kind) or self._codecs.setdefault(event.kind, Codec(known, what))
+            text = codec.encode(event)
         check_payload(check_depth(text, what), what, limit)
         return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
@@ -616,7 +619,7 @@ class EventTypes:
         known = self._types.get(kind)
         if known is not None:
             try:
-                return known.model_validate_json(payload)
+                return known.model_validate_json(payload, by_alias=True, by_name=True)
             except BaseException as error:  # written by the code of another release, or its types are the application's
                 pass_interrupt(error)
         return UnknownEvent(kind=kind, data=_fields_of(payload))
@@ -640,9 +643,7 @@ def _check_unknown(event: UnknownEvent) -> None:
         raise InvalidInput(f"event {event.kind!r} has the field '_', which is not for events")
 
 
-def _unknown_json(event: JournalEvent) -> str:
-    assert isinstance(event, UnknownEvent)
-    return to_json({**event.data, "kind": event.kind}).decode()
+_UNKNOWN: Final = Codec(dict[str, Any], "an event of an unknown kind")
 
 
 def kind_of(event: type[JournalEvent]) -> str:

@@ -50,6 +50,7 @@ from affinity.journal import (
     NewEntry,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
+from affinity.readback import json_of
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
 from affinity.session.resources import LABEL, OPEN, open_mark
 from affinity.session.transfer import ImportTimes
@@ -455,7 +456,7 @@ class CreationPlanner:
         if CALL in extras:
             raise errors.InvalidInput(f"extras have no key {CALL!r}, which is taken: use another name")
         try:
-            text = to_json(dict(extras)).decode()
+            text, _ = json_of(dict(extras))
         except (ValueError, TypeError) as error:
             raise errors.NotSerializable(f"extras have no JSON form: {error}") from error
         check_payload(text, "extras", MAX_IMPORTED_EXTRAS if lineage == "import" else MAX_EXTRAS)

@@ -43,6 +43,7 @@ from affinity.limits import (
     check_payload,
     truncate,
 )
+from affinity.readback import json_of
 from affinity.user_code import as_error
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
@@ -453,9 +454,7 @@ def _cut(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _json_of(value: Any) -> str:
     try:
-        text = to_json(value, inf_nan_mode="constants").decode()
-        if "NaN" in text or "Infinity" in text:
-            from_json(text, allow_inf_nan=False)
+        text, _ = json_of(value)
     except BaseException as error:
         raise NotSerializable(f"a streamed value must be JSON: {problem_of(as_error(error))}") from error
     return check_payload(check_depth(text, "a streamed value"), "a streamed value")

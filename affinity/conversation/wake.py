@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast, overload
 
 from pydantic import JsonValue
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import from_json
 
 from affinity import errors
 from affinity.client.conversations import ConversationInfo, info_of
@@ -72,6 +72,7 @@ from affinity.limits import (
     seconds_of,
 )
 from affinity.orchestration import ActivityContext, RetryPolicy
+from affinity.readback import json_of
 from affinity.session import OpenSession, Resource
 from affinity.tracing import current_context, part_span
 
@@ -803,7 +804,7 @@ class Wake(CommonCalls[None], RunCalls):
 
 def _as_json(what: str, value: JsonValue, limit: int = MAX_PAYLOAD_BYTES) -> str:
     try:
-        text = to_json(value, inf_nan_mode="strings").decode()
-    except PydanticSerializationError as error:
+        text, _ = json_of(value)
+    except ValueError as error:
         raise errors.NotSerializable(f"the {what} has no JSON form: {error}") from error
     return check_payload(text, what, limit)

@@ -1,9 +1,9 @@
 """Typed JSON payloads, by the annotations of a function, through pydantic.
 
 A value is written as its declared type. A value of another type that converts to it (a dict for a model, a tuple for a
-list) is converted first. A value that does not convert, or that JSON cannot represent, raises ``NotSerializable`` with
-the name of the value and its declared type. NaN and the infinities are refused: JSON has no such numbers, and pydantic
-would write null.
+list) is converted first. A value that does not convert, that JSON cannot represent, or that would be read back as
+another one (`affinity.readback`), raises ``NotSerializable`` with the name of the value, its declared type, and the
+place.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
-from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload, count_non_finite
-from affinity.user_code import as_error, call_sync
+from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
+from affinity.readback import ReadBack, find_loss, find_one_shot, is_one_shot
+from affinity.user_code import as_error, pass_interrupt
 
 
 class Codec:
@@ -31,7 +32,7 @@ class Codec:
         InvalidApp: pydantic has no schema for the type.
     """
 
-    __slots__ = ("_adapter", "_limit", "_short", "declared", "what")
+    __slots__ = ("_adapter", "_limit", "_read_back", "_short", "declared", "what")
 
     def __init__(self, declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> None:
         self.declared: Any = declared
@@ -39,7 +40,7 @@ class Codec:
         self._limit = limit
         self._short = min(MAX_PAYLOAD_DEPTH, limit // 4)  # a character has at most four bytes
         try:
-            self._adapter = _adapter(declared)
+            self._adapter, self._read_back = _adapter(declared)
         except BaseException as error:
             raise InvalidApp(f"{what}: {_type_name(declared)} has no JSON form: {error}") from error
 
@@ -47,18 +48,21 @@ class Codec:
         """Return ``value`` as JSON text.
 
         Raises:
-            NotSerializable: it does not fit the declared type, or JSON cannot represent it.
+            NotSerializable: it does not fit the declared type, JSON cannot represent it, or a reader would get another
+                value.
             PayloadTooLarge: the text is over the limit, or nested too deep.
         """
-        try:  # not `dump_json`, which passes on a dozen options, in every turn
-            text = self._adapter.serializer.to_json(value, warnings="error").decode()
-        except BaseException:
+        if is_one_shot(value):  # its items can be read once
             value, text = self._encode_converted(value)
-        if len(text) > self._short:  # a shorter one is neither too deep nor too large
-            check_payload(check_depth(text, self.what), self.what, self._limit)
-        if "null" in text:  # pydantic writes it for a None of any type, and for NaN
-            self._check_null(value, text)
-        return text
+        else:
+            try:  # not `dump_json`, which passes on a dozen options, in every turn
+                text = self._adapter.serializer.to_json(value, warnings="error").decode()
+            except BaseException as error:
+                pass_interrupt(error)
+                self._refuse_one_shot(value)
+                value, text = self._encode_converted(value)
+        self._check_size(text)
+        return text if self._read_back.is_certain(text) else self._checked(value, text)
 
     def decode(self, text: str) -> Any:
         """Return the value that JSON ``text`` stands for.
@@ -67,7 +71,7 @@ class Codec:
             NotSerializable: the text is not JSON, or does not fit the declared type.
         """
         try:
-            return self._adapter.validator.validate_json(text)
+            return self._adapter.validator.validate_json(text, by_alias=True, by_name=True)
         except BaseException as error:  # the type may be the application's
             raise self._refusal(problem_of(as_error(error))) from error
 
@@ -78,10 +82,36 @@ class Codec:
         except BaseException as error:
             raise self._refusal(f"got {_type_name(type(value))}: {problem_of(as_error(error))}") from error
 
-    def _check_null(self, value: Any, text: str) -> None:
-        if count_non_finite(call_sync(self._adapter.dump_python, value)):
-            raise self._refusal("NaN and infinity are not JSON numbers")
-        self.decode(text)
+    def _refuse_one_shot(self, value: Any) -> None:
+        """Refuse an iterator within a value that was written already: its items may be used up."""
+        if (place := find_one_shot(value)) is not None:
+            raise self._refusal(f"{place.removeprefix('.')}: an iterator can be read once: make it a list")
+
+    def _check_size(self, text: str) -> None:
+        if len(text) > self._short:  # a shorter one is neither too deep nor too large
+            check_payload(check_depth(text, self.what), self.what, self._limit)
+
+    def _checked(self, value: Any, text: str) -> str:
+        """The text, or another one from which the value is read back as it was given."""
+        loss = self._find_loss(value, text)
+        if loss is None:
+            return text
+        try:  # without computed fields, and with JSON within JSON
+            text = self._adapter.dump_json(value, round_trip=True, warnings="error").decode()
+        except BaseException as error:
+            pass_interrupt(error)
+            raise self._refusal(loss) from None
+        if self._find_loss(value, text) is not None:
+            raise self._refusal(loss)
+        self._check_size(text)
+        return text
+
+    def _find_loss(self, value: Any, text: str) -> str | None:
+        try:
+            read = self._adapter.validator.validate_json(text, by_alias=True, by_name=True)
+        except BaseException as error:
+            return problem_of(as_error(error))
+        return find_loss(value, read)
 
     def _refusal(self, problem: str) -> NotSerializable:
         return NotSerializable(f"{self.what} must be {_type_name(self.declared)}: {problem}")
@@ -99,18 +129,23 @@ def read_json(text: str) -> Any:
         raise NotSerializable(f"not JSON: {error}") from error
 
 
-def _adapter(declared: Any) -> TypeAdapter[Any]:
+def _adapter(declared: Any) -> tuple[TypeAdapter[Any], ReadBack]:
     """The adapter of a type, cached: a schema takes milliseconds to build, and some types are passed with each call."""
     try:
         return _shared_adapter(declared, repr(declared))
     except TypeError:  # a type that cannot be hashed
-        return TypeAdapter(declared)
+        return _new_adapter(declared)
 
 
 @lru_cache(maxsize=1024)
-def _shared_adapter(declared: Any, text: str) -> TypeAdapter[Any]:
+def _shared_adapter(declared: Any, text: str) -> tuple[TypeAdapter[Any], ReadBack]:
     # The text is part of the key: unions of the same types are equal, and their order matters to pydantic.
-    return TypeAdapter(declared)
+    return _new_adapter(declared)
+
+
+def _new_adapter(declared: Any) -> tuple[TypeAdapter[Any], ReadBack]:
+    adapter = TypeAdapter(declared)
+    return adapter, ReadBack(adapter.core_schema)
 
 
 def _type_name(declared: Any) -> str:

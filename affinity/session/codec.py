@@ -17,10 +17,14 @@ from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidOptions, PayloadTooLarge, problem_of
 from affinity.limits import COMPRESS_STATE_ABOVE, MAX_STATE_BYTES, count_non_finite
+from affinity.readback import ReadBack, conform, find_loss
 from affinity.records import StateEncoding
 from affinity.user_code import as_error
 
 S = TypeVar("S")
+
+MATCHED: Final = 16
+"""This number of first writes of a codec, and later one in this number, compare the whole state with what is read."""
 
 
 class StateCodec(Protocol[S]):
@@ -31,6 +35,10 @@ class StateCodec(Protocol[S]):
 
     A codec may also have ``read(raw) -> state``, which does ``parse`` and ``build`` in one step where nothing is
     migrated. Bytes that are about to be written are read back first, to refuse a state that could not be loaded.
+
+    With ``match(state, raw, read) -> (state, has_changed)`` a codec compares what was read: it raises if something of
+    the state is lost, and returns the state in the form that was read, and whether it had another one. ``may_change``
+    says whether states of different form may have equal bytes.
     """
 
     def dump(self, state: S, /) -> bytes:
@@ -52,7 +60,9 @@ class JsonCodec(Generic[S]):
     Fields with ``exclude=True`` are scratch: they are never written and start from their default. Reading a state back
     validates it like any input, including values that code has assigned to a model that does not validate assignments.
 
-    NaN and infinity are refused, unless the model says how they are written (``ser_json_inf_nan``).
+    A state that would be read back as another one is refused: fields of a subclass, the value of a secret, NaN and
+    infinity (unless the model says how they are written: ``ser_json_inf_nan``). Where JSON has only a near form, as for
+    a datetime under ``Any``, the state has that form from the write on.
     """
 
     def __init__(self, declared: type[S]) -> None:
@@ -64,6 +74,7 @@ class JsonCodec(Generic[S]):
         try:
             self._adapter: TypeAdapter[S] = TypeAdapter(declared)
             fields = sorted(set(_scratch_without_default(self._adapter.core_schema)))
+            self._read_back = ReadBack(self._adapter.core_schema)
             self._has_floats = _may_have_floats(self._adapter.core_schema)
         except Exception as error:
             raise InvalidOptions(f"the state {declared!r} has no JSON form: {error}; give a codec") from error
@@ -72,6 +83,7 @@ class JsonCodec(Generic[S]):
                 f"the state {declared!r} has scratch fields without a default: {', '.join(fields)}; "
                 "a hydrate could not fill them"
             )
+        self._matches = 0
 
     def dump(self, state: S, /) -> bytes:
         raw = self._adapter.dump_json(state, round_trip=True, warnings="error")
@@ -90,14 +102,36 @@ class JsonCodec(Generic[S]):
         """``build(parse(raw))`` in one step."""
         return self._adapter.validate_json(raw, by_alias=True, by_name=True)
 
+    @property
+    def may_change(self) -> bool:
+        """Whether some states have a near form only."""
+        return self._read_back.is_open
+
+    def match(self, state: S, raw: bytes, read: S, /) -> tuple[S, bool]:
+        """The state in the form that was read from ``raw``, changed in place as far as possible, and whether it had
+        another one.
+
+        The first states are compared as a whole, and later one in `MATCHED`; others only if something can be lost.
+
+        Raises:
+            ValueError: something of the state is not read back; the message has its place.
+        """
+        self._matches += 1
+        is_sample = self._matches <= MATCHED or not self._matches % MATCHED
+        if not is_sample and (self._read_back.is_certain(raw, fits=True) or state == read):
+            return state, False
+        if (loss := find_loss(state, read)) is not None:
+            raise ValueError(loss)
+        return conform(state, read, thorough=is_sample)
+
     def _check_null(self, state: S, raw: bytes) -> None:
         plain = self._plain(state)
         written = to_json(plain, inf_nan_mode="constants", bytes_mode="hex", serialize_unknown=True)
         if b"NaN" not in written and b"Infinity" not in written:  # nearly all states: counting takes some times as long
             return
         found = count_non_finite(plain)
-        if found and count_non_finite(self._plain(self.read(raw))) < found:
-            raise ValueError("it has NaN or infinity, which JSON has not: they would be read back as None")
+        if found and count_non_finite(self._plain(read := self.read(raw))) < found:
+            raise ValueError(find_loss(state, read) or "NaN and infinity are not JSON numbers")
 
     def _plain(self, state: S) -> Any:
         return self._adapter.dump_python(state, round_trip=True, warnings=False)

@@ -21,10 +21,11 @@ from hashlib import sha256
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from affinity.errors import InvalidOptions, NotSerializable, ResourceClosed, SessionError
 from affinity.limits import MAX_LABELS, check_depth, check_payload
+from affinity.readback import json_of
 from affinity.records import DurableResource, ResourceStore
 from affinity.session.resources import LABEL, Resource
 from affinity.session.state import CachedState
@@ -111,7 +112,7 @@ async def _begin(
     handle = await resource.create_now(row.resource_id, cached.session_id)
     what = f"the handle of resource {resource.name!r}"
     try:
-        text = to_json(handle).decode()
+        text, _ = json_of(handle)
     except ValueError as error:
         raise NotSerializable(f"{what} has no JSON form: {error}") from error
     check_payload(check_depth(text, what), what)

@@ -51,6 +51,12 @@ class EncodedState:
     new: SessionState
 
 
+CHECKED_OPENINGS: Final = 16
+"""This number of first openings of a state in memory, and later one in this number, check that it is as it was saved. A
+check costs one more encoding. To check some is enough: code that changes a state outside its block does so in each run.
+"""
+
+
 class CachedState(CacheEntry[S]):
     """The state of one session in memory, with its record's version and its resources.
 
@@ -69,6 +75,11 @@ class CachedState(CacheEntry[S]):
         self.is_broken = False  # half changed: a block has failed
         self.openings = 0  # by activities that have found it in memory
         self.resources: HeldResources = HeldResources(database)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether checks of some openings are to be made at this one: the first ones, and later one in this number."""
+        return self.openings <= CHECKED_OPENINGS or not self.openings % CHECKED_OPENINGS
 
     def describe(self, parent: str | None, labels: Mapping[str, str] | None) -> None:
         """Set the metadata that was passed when the session was opened.
@@ -243,8 +254,12 @@ class StateSchema(Generic[S]):
         return call_sync(lambda: self._restored(self.codec.build(plain)))
 
     def _read_back(self, raw: bytes) -> S:
+        return self._restored(self._kept(raw))
+
+    def _kept(self, raw: bytes) -> Any:
+        """The state that these bytes are of, or its record."""
         read = getattr(self.codec, "read", None)
-        return self._restored(self.codec.build(self.codec.parse(raw)) if read is None else read(raw))
+        return self.codec.build(self.codec.parse(raw)) if read is None else read(raw)
 
     def _restored(self, kept: Any) -> S:
         return kept if self.projection is None else self.projection.from_record(kept)
@@ -259,16 +274,21 @@ class StateSchema(Generic[S]):
             PayloadTooLarge: it is over the limit.
             InvalidInput: its metadata is out of bounds.
         """
-        raw = self._dump(cached)
+        given, raw = self._given(cached)
+        digest = await _off_loop(len(raw), _digest, raw)
+        if digest != cached.record.digest or self._may_change(cached):
+            if len(raw) > IN_THREAD_ABOVE and self._dump(cached) != raw:  # another block has changed it meanwhile
+                self._check_readable(cached, raw)
+            elif self._match(cached, given, raw):
+                raw = self._dump(cached)
+                digest = await _off_loop(len(raw), _digest, raw)
         cached.encoded_bytes = len(raw)
         metadata = cached.metadata
         if self.metadata_of is not None:
             # Kept, as a hydrate would find it: what a later state leaves out stays.
             metadata = cached.metadata = _add_described(metadata, call_sync(self.metadata_of, cached.state))
-        digest = await _off_loop(len(raw), _digest, raw)
         if digest == cached.record.digest and metadata == cached.record.metadata:
             return None
-        self._check_readable(cached, raw)
         packed, encoding = await _off_loop(len(raw), pack, raw)
         new = SessionState(
             session_id=cached.session_id,
@@ -294,23 +314,47 @@ class StateSchema(Generic[S]):
             return False
 
     def _dump(self, cached: CachedState[S]) -> bytes:
+        return self._given(cached)[1]
+
+    def _given(self, cached: CachedState[S]) -> tuple[Any, bytes]:
+        """The state, or its record, and its bytes."""
         try:
-            state = cached.state if self.projection is None else self.projection.to_record(cached.state)
-            return self.codec.dump(state)
+            given = cached.state if self.projection is None else self.projection.to_record(cached.state)
+            return given, self.codec.dump(given)
         except errors.InvalidInput:
             raise
         except BaseException as error:
             problem = problem_of(as_error(error))
             raise errors.NotSerializable(f"the state of session {cached.session_id!r}: {problem}") from error
 
-    def _check_readable(self, cached: CachedState[S], raw: bytes) -> None:
-        """Refuse a state that no later opening could load."""
+    def _may_change(self, cached: CachedState[S]) -> bool:
+        """Whether a state with the bytes of its record is to be compared with it: some of them are."""
+        return cached.is_sample and self.projection is None and getattr(self.codec, "may_change", False)
+
+    def _check_readable(self, cached: CachedState[S], raw: bytes) -> Any:
+        """The state that these bytes are of, or its record; refused if no later opening could load it."""
         try:
-            self._read_back(raw)
+            kept = self._kept(raw)
+            self._restored(kept)
         except BaseException as error:
-            raise errors.NotSerializable(
-                f"the state of session {cached.session_id!r} could not be read back: {problem_of(as_error(error))}"
-            ) from error
+            raise _unreadable(cached, as_error(error)) from error
+        return kept
+
+    def _match(self, cached: CachedState[S], given: Any, raw: bytes) -> bool:
+        """Refuse a state that no later opening could load, or that it would load as another one. True: the state had
+        another form than the one that is read, which it has now.
+        """
+        kept, match = self._check_readable(cached, raw), getattr(self.codec, "match", None)
+        if match is None:
+            return False
+        try:
+            given, has_changed = match(given, raw, kept)
+        except BaseException as error:
+            raise _unreadable(cached, as_error(error)) from error
+        if self.projection is not None:
+            return False
+        cached.state = given
+        return bool(has_changed)
 
     # -- memory
 
@@ -333,6 +377,12 @@ class StateSchema(Generic[S]):
     async def _dispose(self, session_id: str, state: S) -> None:
         if self.dispose is not None:
             await run_bounded(f"dispose of session {session_id!r}", self.dispose, session_id, state)
+
+
+def _unreadable(cached: CachedState[Any], error: Exception) -> errors.NotSerializable:
+    return errors.NotSerializable(
+        f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
+    )
 
 
 def _unpack(state: bytes, encoding: str) -> tuple[bytes, bytes]:

@@ -42,11 +42,6 @@ S = TypeVar("S")
 CommitState: TypeAlias = Callable[[StateWrite | None], Awaitable[None]]
 """Writes a state together with other data; None: the other data only."""
 
-CHECKED_OPENINGS: Final = 16
-"""This number of first openings of a state in memory, and later one in this number, check that it is as it was saved. A
-check costs one more encoding. To check some is enough: code that changes a state outside its block does so in each run.
-"""
-
 
 class ActivityScope(SessionContext, Protocol):
     """The further parts of an activity's context that `Sessions` needs."""
@@ -215,9 +210,7 @@ class SessionWriter(Generic[S]):
     async def _check_untouched(self, cached: CachedState[S]) -> None:
         """Refuse a state that code has changed since it was saved. It is encoded for that: so not each time."""
         cached.openings += 1
-        if cached.openings > CHECKED_OPENINGS and cached.openings % CHECKED_OPENINGS:
-            return
-        if not await self._schema.is_as_saved(cached):
+        if cached.is_sample and not await self._schema.is_as_saved(cached):
             self._cache.retire(cached, keep=True)
             raise errors.SessionStateTampered(self.session_id)
 

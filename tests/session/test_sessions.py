@@ -27,7 +27,7 @@ from affinity.orchestration.events import OrchestrationCompleted
 from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.session import CacheStats, Sessions
 from affinity.session.codec import JsonCodec
-from affinity.session.writer import CHECKED_OPENINGS
+from affinity.session.state import CHECKED_OPENINGS
 from tests.orchestration.harness import run
 from tests.session.activities import Activity, Chat, CountingStore, EndedError, Host, fail
 

@@ -176,7 +176,7 @@ class Duck(BaseModel):
     ],
 )
 def test_no_type_writes_null_for_a_number(declared: Any, state: Any) -> None:
-    with pytest.raises(ValueError, match=r"NaN|Pydantic"):
+    with pytest.raises(ValueError, match=r"NaN|Pydantic|Longer is read back as Whole"):
         JsonCodec(declared).dump(state)
 
 
