@@ -8,6 +8,7 @@ app           the application: pages, actions, downloads, live updates
 requests      what a request must have: origin, token, a user; headers of answers
 pages         what each page reads, by subject
 payloads      values of the application: redacted, pretty, cut
+callbacks     functions of the application: who may what, what is redacted
 rendering     templates, in which all stored text is hostile
 strip         the bars of a session's life
 gantt         the time axis of an instance, or of a wake

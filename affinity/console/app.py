@@ -21,6 +21,7 @@ from affinity.async_block import ClosedBlock
 from affinity.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
+from affinity.console.callbacks import call_async, check_result
 from affinity.console.pages import PAGES, Page
 from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
@@ -140,10 +141,10 @@ class Console(ClosedBlock):
         """The access of the user, who may read at least.
 
         Raises:
-            Refused: the user may not.
+            Refused: the user may not, or the function that says so has failed.
         """
-        found = self._access(request)
-        access = found if isinstance(found, Access) else await found
+        access: Access = await call_async("access", self._access, request)
+        check_result("access", access, Access)
         if not access.may("read"):
             raise Refused(403, "you may not see this")
         return access

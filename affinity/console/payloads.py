@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from affinity.console.callbacks import call
 from affinity.errors import UnknownEntry
 from affinity.records import frozen
 
@@ -68,11 +69,11 @@ class Payloads:
 
     def text(self, kind: str, name: str, value: object) -> str:
         """A short text that may hold data, such as the message of an error."""
-        return str(self._redact(kind, name, value))
+        return str(call("redact", self._redact, kind, name, value))
 
     def show(self, part: str, kind: str, name: str, value: Any) -> Payload:
         """The value for the page; ``part`` names it among the values of the page."""
-        self._parts[part] = value = self._redact(kind, name, value)
+        self._parts[part] = value = call("redact", self._redact, kind, name, value)
         text = pretty(value)
         most = max(MIN_SHOWN, min(MAX_SHOWN, self._left))
         self._left -= min(most, len(text))
