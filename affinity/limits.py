@@ -288,6 +288,18 @@ def fair_share(waiting: int, workers: int) -> int:
     return max(MIN_SHARE, ceil(waiting / (SHARE_DIVISOR * workers)))
 
 
+def check_code_name(value: object, what: str) -> str:
+    """Return ``value`` as the name, or the version, of a function: an id without an ``@``, which parts the two.
+
+    Raises:
+        InvalidId: it is anything else.
+    """
+    name = check_id(value, what)
+    if "@" in name:
+        raise InvalidId(f"{what} {name!r} must not hold an @: it parts name and version. Give a version by itself")
+    return name
+
+
 def check_id(value: object, what: str) -> str:
     """Return ``value`` as an id that is safe to store, index and print.
 

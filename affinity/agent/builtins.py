@@ -138,7 +138,7 @@ def _delegating(wake: Wake, children: Mapping[str, Delegate]) -> list[Tool]:
         """Give work to a child. Its result comes later, as an event."""
         if to not in children:
             raise InvalidInput(f"there is no {to!r}: give work to one of {sorted(children)}")
-        await wake.delegate(children[to], f"{wake.conversation_id}/{child}", UserMessage(task))
+        await wake.delegate(children[to], _child_id(wake, child), UserMessage(task))
         return "the child works on it"
 
     @tool
@@ -148,7 +148,7 @@ def _delegating(wake: Wake, children: Mapping[str, Delegate]) -> list[Tool]:
         cycles: Annotated[int, Field(ge=1, le=20, description="runs that it may take for it")] = 3,
     ) -> str:
         """Give an existing child a next task, for a few bounded runs. Its result comes later, as an event."""
-        name = child if child.startswith(f"{wake.conversation_id}/") else f"{wake.conversation_id}/{child}"
+        name = _child_id(wake, child)
         kind = await wake.kind_of_child(name)
         of_kind = [each for each in children.values() if each.spec.name == kind]
         if not of_kind:
@@ -157,6 +157,17 @@ def _delegating(wake: Wake, children: Mapping[str, Delegate]) -> list[Tool]:
         return "the child works on it"
 
     return [session_delegate, session_run_child]
+
+
+def _child_id(wake: Wake, child: str) -> str:
+    """The id of a child, which is given by its short name, or by its id. Another conversation's child has another one:
+    a short name has no "/".
+    """
+    prefix = f"{wake.conversation_id}/"
+    name = child.removeprefix(prefix)
+    if "/" in name:
+        raise InvalidInput(f"the short name of a child has no '/': {name!r}")
+    return f"{prefix}{name}"
 
 
 def _summary(info: ConversationInfo) -> dict[str, JsonValue]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from affinity.errors import InvalidApp, InvalidOptions
-from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_choice, check_id, truncate
+from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_choice, check_code_name, check_id, truncate
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.definitions import MISSING, OrchestrationDefinition, definition_of
@@ -53,7 +53,7 @@ def new_instance(start: Start) -> NewInstance:
     name, encoded = _name_and_input(start)
     check_choice("if_ended", start.if_ended, IfEnded, InvalidOptions)
     if start.version is not None:
-        check_id(start.version, "orchestration version")
+        check_code_name(start.version, "orchestration version")
     # The worker that first runs it fills in the database's time, and the version where none was asked for.
     event = OrchestrationStarted(name, start.version or "", encoded, trace=current_context())
     return NewInstance(
@@ -123,7 +123,7 @@ def name_of(orchestration: Orchestration) -> str:
 def _name_and_input(start: Start) -> tuple[str, str]:
     if isinstance(start.orchestration, str):
         value = None if start.input is MISSING else start.input
-        return check_id(start.orchestration, "orchestration name"), _ANY_INPUT.encode(value)
+        return check_code_name(start.orchestration, "orchestration name"), _ANY_INPUT.encode(value)
     definition = _definition(start.orchestration)
     return definition.name, definition.encode_input(start.input)
 

@@ -528,7 +528,9 @@ _NO_OUTPUT: Final = {
 """Beginnings of the kinds that no handler appends: who writes them, and what to use."""
 
 _NO_INPUT: Final = ("conversation.", "span.", "child.", "run.", "call.", "agent.")
-_OWN_EVENT_IDS: Final = re.compile(r"(delegation|interrupt|conversation\.status_changed|(child|run|call)\.ended)/")
+_OWN_EVENT_IDS: Final = re.compile(
+    r"(delegation|interrupt|trace|cancelled|conversation\.status_changed|(child|run|call)\.ended)/"
+)
 """How event ids begin that conversations give to what they send each other: under one of these a client's event would
 take the place of that.
 """

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload, runtime_checkable
 
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
-from affinity.limits import check_id
+from affinity.limits import check_code_name
 from affinity.orchestration.definitions import (
     DEFINITION_ATTRIBUTE,
     ActivityDefinition,
@@ -461,12 +461,9 @@ def _name_of(function: Callable[..., Any], name: str | None) -> str:
 
 def _checked_name(name: object, what: str) -> str:
     try:
-        checked = check_id(name, what)
+        return check_code_name(name, what)
     except InvalidId as error:
         raise InvalidApp(str(error)) from error
-    if "@" in checked:
-        raise InvalidApp(f"{what} {checked!r} must not hold an @: it parts name and version")
-    return checked
 
 
 def _version_order(version: str) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
-from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, check_id, seconds_of
+from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, check_code_name, check_id, seconds_of
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.codec import Codec, read_json
@@ -341,7 +341,7 @@ class OrchestrationContext:
         if instance_id is not None:
             check_id(instance_id, "instance id")
         if version is not None:
-            check_id(version, "orchestration version")
+            check_code_name(version, "orchestration version")
         return target_reference(target, input, OrchestrationDefinition, where), instance_id, version
 
     def raise_event(self, instance_id: str, name: str | EventValue[Any], data: Any = None) -> None:
@@ -385,7 +385,7 @@ class OrchestrationContext:
         refuse_awaitable(input, "continue_as_new was passed")
         if version is None or version == self.version:
             raise ContinueAsNewSignal(self._definition.encode_input(input), version)
-        check_id(version, "orchestration version")
+        check_code_name(version, "orchestration version")
         # Another version may take another type of input, which this one need not know.
         raise ContinueAsNewSignal(_encode_untyped(input, "input of continue_as_new"), version)
 
@@ -561,7 +561,7 @@ def target_reference(target: object, input: Any, kind: type[Definition], where: 
     """
     refuse_awaitable(input, f"{where} was passed")
     if isinstance(target, str):
-        name = check_id(target, f"{kind.kind} name")
+        name = check_code_name(target, f"{kind.kind} name")
         return name, _encode_untyped(input, f"input of {kind.kind} {name!r}"), None
     definition = definition_of(target)
     if not isinstance(definition, kind):

@@ -25,6 +25,7 @@ from affinity.limits import (
     MAX_TIMER_SECONDS,
     MIN_SCHEDULE_SECONDS,
     check_choice,
+    check_code_name,
     check_id,
 )
 from affinity.orchestration.codec import Codec
@@ -415,14 +416,14 @@ def _target_fields(target: Target, options: ScheduleOptions) -> dict[str, Any]:
         fields = _orchestration_fields(target, value, due_as)
     for name, what in (("version", "orchestration version"), ("session_id", "session id")):
         if (given := options.get(name)) is not None:
-            fields[name] = check_id(given, what)
+            fields[name] = check_code_name(given, what) if name == "version" else check_id(given, what)
     return fields
 
 
 def _orchestration_fields(target: object, value: Any, due_as: str | None) -> dict[str, Any]:
     if isinstance(target, str):
         text = None if value is MISSING else _ANY_INPUT.encode(value)
-        return {"orchestration": check_id(target, "orchestration name"), **_with_due(text, due_as)}
+        return {"orchestration": check_code_name(target, "orchestration name"), **_with_due(text, due_as)}
     definition = definition_of(target)
     if not isinstance(definition, OrchestrationDefinition):
         raise InvalidApp(f"{target!r} is not registered as an orchestration: pass a name, or decorate it")

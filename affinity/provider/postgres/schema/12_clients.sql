@@ -234,7 +234,7 @@ BEGIN
             WHEN 'user.tool_confirmation' THEN 'agent.tool_confirmation'
             WHEN 'user.custom_tool_result' THEN 'agent.custom_tool_use' ELSE _answer_kind END) IS NOT TRUE THEN
         PERFORM deny_client('append an answer to another request than it names');
-    ELSIF _event ~ '^(delegation|interrupt|conversation\.status_changed|(child|run|call)\.ended)/' THEN
+    ELSIF _event ~ '^(delegation|interrupt|trace|cancelled|conversation\.status_changed|(child|run|call)\.ended)/' THEN
         PERFORM deny_client('use an event id of the conversations themselves');
     END IF;
     PERFORM check_client_ids(ARRAY[_kind, _event, _answer]);
