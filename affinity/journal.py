@@ -388,7 +388,9 @@ class JournalCreation:
     # Of a journal without a base: its watermark, and how its wakes have ended, in the order of their numbers.
     processed: int = 0
     wakes: Sequence[JournalWake] = ()
-    copies_state: bool = False  # the record of the base's session, as it is after the turn
+    # The record of the base's session, as it is after the turn. If no wake makes the journal: with the steps of a wake
+    # of the base that has not ended.
+    copies_state: bool = False
     state: SessionState | None = None  # a state in place of a copy
     state_times: RecordTimes | None = None  # times of the record of ``state``; a future time becomes now. None: now
     requests: Sequence[InheritedRequest] | None = ()  # None: the requests that are pending in the base, after the turn

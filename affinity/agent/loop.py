@@ -21,7 +21,15 @@ from affinity.agent.formats import Render, call_id, call_of, render_input
 from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall, numbers_of
 from affinity.agent.tool_calls import ToolCalls, error_result
 from affinity.agent.tools import Tool, ToolErrorKind, tools_by_name
-from affinity.agent.transcript import ContextWindow, LoopTranscript, OpenCall, is_read, name_late, read_transcript
+from affinity.agent.transcript import (
+    ContextWindow,
+    LoopTranscript,
+    OpenCall,
+    is_read,
+    is_trace,
+    name_late,
+    read_transcript,
+)
 from affinity.conversation.events import (
     AgentMessage,
     Content,
@@ -33,7 +41,7 @@ from affinity.conversation.events import (
     ToolUse,
     text_of,
 )
-from affinity.conversation.trace import TRACE_KINDS
+from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.limits import MAX_ID_BYTES, check_choice, truncate
@@ -139,10 +147,12 @@ async def run_loop(
         raise InvalidOptions("summarise is for the transcript that is read from the journal: do not give transcript=")
     prompts = [system] if isinstance(system, str) else list(system)
     named = tools_by_name(tools, builtins)
-    before = (
-        LoopTranscript([*transcript], []) if transcript is not None else await read_transcript(wake, render, context)
-    )
-    loop = _Loop(wake, model, named, prompts, before, render=render, window=context)
+    section = wake.section("loop")
+    if transcript is None:
+        before = await read_transcript(wake, section, render, context)
+    else:
+        before = LoopTranscript([each for each in transcript if not is_trace(each)], [])
+    loop = _Loop(wake, model, named, prompts, before, section=section, render=render, window=context)
     return await loop.run(max_rounds, while_waiting)
 
 
@@ -157,14 +167,15 @@ class _Loop(ToolCalls):
         system: Sequence[str],
         before: LoopTranscript,
         *,
+        section: Section,
         render: Render,
         window: ContextWindow | None,
     ) -> None:
-        super().__init__(wake, tools, before)
+        super().__init__(wake, section, tools, before)
         self._render, self._window = render, window
         self._model, self._system = model, system
         self._usage: Counter[str] = Counter()
-        committed = [each.event for each in wake.committed]
+        committed = [each.event for each in section.committed]
         replies = [each for each in committed if isinstance(each, AgentMessage | ToolUse | CustomToolUse)]
         self._rounds = len({each.message_id for each in replies if self._is_own(each)})
         self._text = ""
@@ -182,7 +193,7 @@ class _Loop(ToolCalls):
             reply = await self._ask()
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
-            await self._wake.commit()
+            await self._section.commit()
             if not all(each.is_announced for each in await self._run_open_calls()):
                 return self._ended("requires_action")
         self._wake.note_truncated()
@@ -221,7 +232,7 @@ class _Loop(ToolCalls):
 
     def _tell_revisits(self) -> None:
         """Let the model read why it is woken, unless an earlier attempt has."""
-        known = [each.event for each in self._wake.committed]
+        known = [each.event for each in self._section.committed]
         for each in self._wake.due:
             event = RevisitDue(each.reason, each.note)
             if event not in known:
@@ -229,8 +240,8 @@ class _Loop(ToolCalls):
 
     def _committed_answer(self) -> AgentMessage | None:
         """The answer of the model that an earlier attempt has committed, if nothing has come since."""
-        committed = self._wake.committed
-        last = next((each for each in reversed(self._events) if not str(each.kind).startswith(TRACE_KINDS)), None)
+        committed = self._section.committed
+        last = next(reversed(self._events), None)
         if not (isinstance(last, AgentMessage) and self._is_own(last)):
             return None
         return last if committed and committed[-1].event == last else None

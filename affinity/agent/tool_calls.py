@@ -22,6 +22,7 @@ from affinity.conversation.events import (
     ToolResult,
     ToolUse,
 )
+from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
 from affinity.orchestration.failures import describe_error
@@ -54,8 +55,8 @@ class _Ready(NamedTuple):
 class ToolCalls:
     """The calls of one run of a loop, with the events that it reads and appends."""
 
-    def __init__(self, wake: Wake, tools: Mapping[str, Tool], before: LoopTranscript) -> None:
-        self._wake, self._tools = wake, tools
+    def __init__(self, wake: Wake, section: Section, tools: Mapping[str, Tool], before: LoopTranscript) -> None:
+        self._wake, self._section, self._tools = wake, section, tools
         self._events, self._earlier = before
         self._refused: dict[int, ToolResult] = {}  # by the identity of the call among the events
 
@@ -103,7 +104,7 @@ class ToolCalls:
             else:
                 waiting.append(opened)
         if waiting and ready:  # a person may answer while the others run
-            await self._wake.commit()
+            await self._section.commit()
         await self._run_chains(ready)
         return waiting
 
@@ -163,7 +164,7 @@ class ToolCalls:
         async def run(chain: Sequence[int]) -> None:
             for each in chain:
                 self._append_result(ready[each].call, await self._result(ready[each]))
-                await self._wake.commit()
+                await self._section.commit()
 
         try:
             async with anyio.create_task_group() as tasks:

@@ -32,6 +32,7 @@ from affinity.conversation.events import (
     kind_of,
     text_of,
 )
+from affinity.conversation.sections import Section
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import EndedWake
 from affinity.conversation.wake import Wake
@@ -113,7 +114,7 @@ class LoopTranscript(NamedTuple):
     earlier: list[JournalEvent]  # calls that wait, or have an answer now, and are not among these
 
 
-async def read_transcript(wake: Wake, render: Render, window: ContextWindow | None) -> LoopTranscript:
+async def read_transcript(wake: Wake, section: Section, render: Render, window: ContextWindow | None) -> LoopTranscript:
     """The end of the journal with the inputs of the wake, each behind the answers that did not know it."""
     summarise = None if window is None else window.summarise
     entries = await _entries(wake, render, find_summary=summarise is not None)
@@ -126,7 +127,7 @@ async def read_transcript(wake: Wake, render: Render, window: ContextWindow | No
             return LoopTranscript(events, await _earlier_calls(wake, events))
         summary = await _summarise(wake, window, events[:cut], last_wake)
         if summary is not None:
-            await wake.commit()
+            await section.commit()
             events = [summary, *events[cut:]]
     return LoopTranscript(events, await _earlier_calls(wake, events))
 
@@ -151,7 +152,8 @@ async def _entries(wake: Wake, render: Render, *, find_summary: bool) -> list[Jo
     history = await wake.history(last=HISTORY)
     known, others = {entry.seq for entry in history}, [each for each in history if each.wake_id not in {None, wake.id}]
     ended = await wake.wakes(after=others[0].seq - 1, limit=HISTORY) if others else []
-    entries = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], ended)
+    found = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], ended)
+    entries = [entry for entry in found if not (is_trace(entry.event) or _is_later(entry, wake))]
     summary = [entry for entry in history if isinstance(entry.event, ContextSummary)][-1:]
     if find_summary and not summary:
         summary = [*await wake.history(last=1, kinds=[kind_of(ContextSummary)])]
@@ -163,6 +165,12 @@ async def _entries(wake: Wake, render: Render, *, find_summary: bool) -> list[Jo
     if summary or (history and history[0].seq > 1):  # what comes first may be the end of a turn
         entries = entries[next(iter(_starts([entry.event for entry in entries], render)), 0) :]
     return [*summary, *entries]
+
+
+def _is_later(entry: JournalEntry, wake: Wake) -> bool:
+    """Whether it is an input of a later wake. An interrupt counts at once: no call begins behind it."""
+    is_later = entry.wake_id is None and entry.seq > wake.read_up_to
+    return is_later and not isinstance(entry.event, UserInterrupt)
 
 
 def in_order(entries: Iterable[JournalEntry], ended: Iterable[EndedWake]) -> list[JournalEntry]:
@@ -189,14 +197,14 @@ def in_order(entries: Iterable[JournalEntry], ended: Iterable[EndedWake]) -> lis
 
 def is_read(event: JournalEvent, render: Render) -> bool:
     """Whether the model reads the event as new."""
-    return isinstance(event, UserMessage) or (not _is_trace(event) and render(event) is not None)
+    return isinstance(event, UserMessage) or (not is_trace(event) and render(event) is not None)
 
 
 def _starts(events: Sequence[JournalEvent], render: Render) -> list[int]:
     """The places at which turns begin."""
     found, was_read = [], False
     for place, event in enumerate(events):
-        if _is_trace(event):
+        if is_trace(event):
             continue
         reads = is_read(event, render)
         if reads and not was_read:
@@ -205,7 +213,8 @@ def _starts(events: Sequence[JournalEvent], render: Render) -> list[int]:
     return found
 
 
-def _is_trace(event: JournalEvent) -> bool:
+def is_trace(event: JournalEvent) -> bool:
+    """Whether the conversation itself has added the event: a span, or a change of its status. No model reads it."""
     return str(event.kind).startswith(TRACE_KINDS)
 
 

@@ -12,6 +12,7 @@ views           what else it gives
 lineage         forks, merges and the like: how they are made, and the calls of clients
 transfer        export and import
 steps           what a wake does once, and what it commits before its end
+kept_state      the state in the attempts of a wake: each change counts once
 ==============  ========================================================================================
 """
 
@@ -59,6 +60,7 @@ from affinity.conversation.kinds import ConversationLimits
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
+from affinity.conversation.sections import Section
 from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter, ToolEnded, ToolStarted
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
@@ -106,6 +108,7 @@ __all__ = [
     "RevisitDue",
     "RunEnded",
     "RunStarted",
+    "Section",
     "SpanCompleted",
     "SpanError",
     "SpanStarted",

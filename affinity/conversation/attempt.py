@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
+from affinity.conversation.kept_state import is_kept, put_last
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
 from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
@@ -22,7 +23,7 @@ from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failu
 from affinity.conversation.reading import all_entries
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams
-from affinity.conversation.trace import WAKE_SPAN, Trace
+from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.journal import (
@@ -160,7 +161,7 @@ class Attempt(Generic[S]):
             closed = {"span": WAKE_SPAN, "name": self.trace.name, "result": "cancelled"}
             # With an event id, so that it is written once: a part of this wake may commit it, and the next attempt adds
             # it again.
-            event_id = f"cancelled/{cancelled}"
+            event_id = f"{CANCELLED}{cancelled}"
             entry = replace(self.writing.record("span.completed", closed), wake_id=cancelled, event_id=event_id)
             self.writing.entries[-1] = entry
             self.trace.entries.append(entry)
@@ -377,6 +378,10 @@ class Attempt(Generic[S]):
         self.work = replace(self.work, inputs=inputs, due=due)
         if await self._interrupt_children():
             return self._end_step()
+        if any(is_kept(each) for each in self.work.steps):
+            opening = self.conversations.open_state(self.ctx, self.work)
+            async with opening:
+                await put_last(opening, self.writing.session_id, self.work.steps)
         self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypedDict
+
+from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.program import Alone, Delegation, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries, all_wakes
+from affinity.conversation.step_keys import GIVEN
 from affinity.conversation.writing import CHILD_ENDED
 from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
@@ -71,6 +74,48 @@ def left_alone(task: WakeTask, work: PendingWork, behind: int = 0) -> Alone | No
     inputs = sum(each.seq <= alone["read"] for each in work.inputs)
     due = [each.key for each in work.due if each.key in alone["due"]]
     return Alone(wake=alone["wake"], read=alone["read"], due=due) if inputs + len(due) > behind else None
+
+
+class Given(TypedDict):
+    """The work that the first attempt of a wake was given which has committed anything."""
+
+    read: int  # number of the last input
+    due: list[str]  # keys of revisits
+    expired: list[str]  # ids of requests
+
+
+def as_given(task: WakeTask, work: PendingWork) -> PendingWork:
+    """The work without what has come since an attempt of the wake has committed anything: its steps and commits, and
+    the state in them, are of the work that it was given.
+    """
+    rows = [each.result or "" for each in work.steps if each.wake_id == task["wake"] and each.key == GIVEN]
+    if not rows:
+        return work
+    given: Given = from_json(rows[0])
+    inputs = [each for each in work.inputs if each.seq <= given["read"]]
+    due = [each for each in work.due if each.key in given["due"]]
+    requests = [
+        each._replace(expired=False) if each.expired and each.request_id not in given["expired"] else each
+        for each in work.requests
+    ]
+    is_due = len(due) < len(work.due) or requests != [*work.requests]
+    return replace(
+        work,
+        inputs=inputs,
+        more=work.more or len(inputs) < len(work.inputs),
+        due=due,
+        requests=requests,
+        next_due=0.0 if is_due else work.next_due,
+    )
+
+
+def given_work(work: PendingWork) -> Given:
+    """The work of an attempt, for the next ones."""
+    return Given(
+        read=work.inputs[-1].seq if work.inputs else work.processed,
+        due=[each.key for each in work.due],
+        expired=[each.request_id for each in work.requests if each.expired],
+    )
 
 
 async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:

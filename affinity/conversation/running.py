@@ -22,9 +22,11 @@ import anyio
 
 from affinity.conversation import events as ev
 from affinity.conversation.attempt import Attempt, Runnable
+from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import terminate_message
 from affinity.conversation.known_wakes import (
     USER_INTERRUPT,
+    as_given,
     drop_ended_wakes,
     left_alone,
     task_of_execution,
@@ -101,6 +103,8 @@ class WakeRunner(Generic[S]):
         streams, alone = self._streams_of(ctx.journals), None
         if not is_last and "aside" not in task:
             alone, work = left_alone(task, work, behind=1), work_of_task(task, work)
+        if is_ordinary and "aside" not in task:
+            work = as_given(task, work)
         attempt = _HandlerAttempt(self._conversations, ctx, ctx.journals, task, work, alone, read_at, asked_at, streams)
         return await attempt.run()
 
@@ -145,7 +149,8 @@ class _HandlerAttempt(Attempt[S]):
             return outcome
         expired = [each for each in self.work.requests if each.expired]
         if not (self.work.inputs or self.work.due or expired):
-            return self._outcome("nothing")
+            outcome = self._outcome("nothing")
+            return outcome | {"more": True} if self.work.more else outcome
         return self._end_step() if await self._interrupt_children() else await self._wake()
 
     async def _wake(self) -> WakeOutcome:
@@ -190,10 +195,12 @@ class _HandlerAttempt(Attempt[S]):
         with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
             self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
             async with opening as state:
+                await self.parts.kept.begin(opening)
                 wake.pending = await self._drop_cleared(wake.pending)
                 with handling(self.parts):
                     async with TraceShown(self.parts):
                         await self.conversations.handle(wake, state)
+                self.parts.kept.add_rest()
 
     async def _read_committed(self) -> Sequence[Entry]:
         """The entries that earlier attempts of this wake have committed, without its trace."""
@@ -265,6 +272,7 @@ class _HandlerAttempt(Attempt[S]):
             journals=self.journals,
             tried_with=self.task["alone"]["wake"] if self.is_alone else None,
             lineage=CreationPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
+            kept=KeptState(self.ctx.instance_id, self.task["wake"], self.work.steps),
         )
         return self.parts
 

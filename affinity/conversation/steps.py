@@ -10,7 +10,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
@@ -20,6 +22,9 @@ from pydantic_core import from_json, to_json
 
 from affinity.conversation import step_errors
 from affinity.conversation.events import ToolResult, kind_of
+from affinity.conversation.kept_state import KeptState, is_kept
+from affinity.conversation.known_wakes import given_work
+from affinity.conversation.step_keys import GIVEN, step_key
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
@@ -27,6 +32,7 @@ from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
+from affinity.records import StateWrite
 from affinity.tasks import call_any
 
 Repeat: TypeAlias = Literal["always", "never"]
@@ -42,7 +48,7 @@ STEP: Final = "step"
 TOOL_RESULT: Final = kind_of(ToolResult)
 
 PART: Final = "part"
-"""Key of the step that says that a wake has committed a part. The other keys are lists in JSON: see `step_key`."""
+"""Key of the step that says that a wake has committed a part. The other keys are lists in JSON: see `step_keys`."""
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
 
@@ -52,18 +58,16 @@ def part_step(parts: WakeParts) -> Step:
     return Step(parts.wake_id, PART, result=str(parts.writing.processed))
 
 
-def step_key(*parts: str | int) -> str:
-    """The key of the row of a step. Other parts give another key, whatever characters are in them."""
-    return to_json(parts).decode()
-
-
 class WakeSteps:
     """The steps of one attempt of a wake, and of the attempts before it."""
 
     def __init__(self, parts: WakeParts) -> None:
         self._parts = parts
         self._writing = parts.writing
-        steps = parts.writing.work.steps
+        self.kept: KeptState = parts.kept
+        """The state in the attempts."""
+        self._has_given = any(each.key == GIVEN and each.wake_id == parts.wake_id for each in parts.writing.work.steps)
+        steps = [each for each in parts.writing.work.steps if not (is_kept(each) or each.key == GIVEN)]
         # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
         self._before = {each.key: each for each in steps if each.wake_id != parts.wake_id and each.key != PART}
         self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
@@ -126,16 +130,19 @@ class WakeSteps:
             if found is None and begun is not None:
                 found = self._find_earlier(row, begun, arguments, name)
             if found is not None and found.result is not None:
+                self.kept.meet_step(found)
                 return codec.decode(found.result)
             if begun is not None:
                 await self._write(begun, arguments)
+            before = self.kept.digest()
             try:
                 value = await self._attempt(function, args, retry or ONCE, seconds, row)
-                result = codec.encode(value)
-                self._add(Step(self._parts.wake_id, row, arguments, result))
+                await self._add_done(Step(self._parts.wake_id, row, arguments, result := codec.encode(value)), before)
             except Exception as error:
                 if begun is not None:  # its outcome is known
-                    await self._write(begun, arguments, step_errors.to_row(error))
+                    failed = Step(self._parts.wake_id, begun, arguments, step_errors.to_row(error))
+                    await self._add_done(failed, before)
+                    await self._commit_steps()
                 raise
             await self._commit_steps()
             return codec.decode(result)
@@ -166,6 +173,7 @@ class WakeSteps:
         if earlier is None:
             return None
         if earlier.result is not None:
+            self.kept.meet_step(earlier)
             raise step_errors.from_row(self._writing.session_id, earlier.result)
         done = self._before.get(row)
         if done is not None and done.arguments == arguments:
@@ -227,6 +235,12 @@ class WakeSteps:
         self._done[step.key] = step
         self._writing.steps.append(step)
 
+    async def _add_done(self, step: Step, before: bytes | None) -> None:
+        """Write a step that is done with the next commit, with the state, unless that has the digest ``before``."""
+        rows = await self.kept.step_rows(step, before)
+        self._add(step)
+        self._writing.steps.extend(rows)
+
     async def _commit_steps(self) -> None:
         async with self._parts.committing:
             self._writing.check_known()  # another task may have taken the steps, and lost them
@@ -234,31 +248,96 @@ class WakeSteps:
                 await self._commit(None, self._writing.take_steps())
 
     async def _commit_state(self) -> None:
-        opening, stream = self._parts.opening, self._parts.stream
+        opening, writing = self._parts.opening, self._writing
         assert opening is not None
-        if self._writing.creations:  # they begin with what the wake has processed
+        if writing.creations:  # they begin with what the wake has processed
             return
-        if self._writing.has_entries:
-            await stream.settle()
+        if self.kept.meet_commit(has_additions=writing.has_additions_beside(self._parts.trace.entries)):
+            return
+        self.kept.add_rest()
+        if not self.kept.is_recorded():
+            writing.steps += await self.kept.commit_rows()
+        if writing.has_entries:
+            await self._parts.stream.settle()
+        taken: list[JournalWrite] = []
 
-        async def commit(state: Any) -> None:
-            if state is None and not self._writing.has_additions:
-                return
-            if (step := part_step(self._parts)) != self._done.get(PART):
-                self._add(step)
-            part = self._writing.take_part()
-            gone = {id(each) for each in part.entries}
-            self._parts.trace.entries[:] = [each for each in self._parts.trace.entries if id(each) not in gone]
-            await self._commit(state, part)
-            self._parts.journals.note_written(part)
-            if part.clear_stream:
-                stream.show_again()
+        async def commit(state: StateWrite | None) -> None:
+            await self._commit_part(state, taken[0])
 
-        await opening.checkpoint(commit=commit)
+        with self._losing(taken):
+            await opening.checkpoint(commit=commit, on_dump=lambda: taken.append(self._take_part()))
 
-    async def _commit(self, state: Any, part: JournalWrite) -> None:
+    def begin_section(self, name: str) -> Callable[[], Awaitable[None]]:
+        """Begin a section. Return what commits all that the wake has added so far, and keeps the state for the next
+        attempt.
+        """
+        key, known = self.kept.begin_section(name)
+
+        async def commit() -> None:
+            nonlocal known
+            async with self._parts.committing:
+                self._writing.check_known()
+                known = await self._commit_section(key, known)
+
+        return commit
+
+    async def _commit_section(self, key: str, known: bytes | None) -> bytes | None:
+        """Commit all additions, with the state, unless it has this digest. Return its digest."""
+        writing, snapshots, digest = self._writing, self.kept.snapshots, known
+        if writing.creations:
+            return known
+        if writing.has_additions:
+            await self._parts.stream.settle()
+
+        async def commit(state: StateWrite | None) -> None:
+            nonlocal digest
+            dumped, taken = snapshots.dump(), [self._take_part()]
+            with self._losing(taken):
+                row, digest = await self.kept.section_row(key, dumped, known)
+                await self._commit_part(state, taken[0], [] if row is None else [row])
+
+        await (snapshots.write_resources(commit) if snapshots.has_new_resources else commit(None))
+        return digest
+
+    def _take_part(self) -> JournalWrite:
+        """The additions so far, as a part."""
+        part, trace = self._writing.take_part(), self._parts.trace
+        gone = {id(each) for each in part.entries}
+        trace.entries[:] = [each for each in trace.entries if id(each) not in gone]
+        return part
+
+    @contextmanager
+    def _losing(self, taken: Sequence[JournalWrite]) -> Iterator[None]:
+        """After an error in the block it is not known what is committed of the parts that were taken: the wake must not
+        end well.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if taken:
+                self._writing.lost = error
+            raise
+
+    async def _commit_part(self, state: StateWrite | None, part: JournalWrite, rows: Sequence[Step] = ()) -> None:
+        if state is None and not (rows or part.entries or part.requests or part.revisits or part.appends or part.steps):
+            return
+        steps = [*part.steps, *rows]
+        if (step := part_step(self._parts)) != self._done.get(PART):
+            self._done[PART] = step
+            steps.append(step)
+        part = replace(part, steps=steps)
+        await self._commit(state, part)
+        self._parts.journals.note_written(part)
+        if part.clear_stream:
+            self._parts.stream.show_again()
+
+    async def _commit(self, state: StateWrite | None, part: JournalWrite) -> None:
         """Commit a part. After an error the outcome is not known: the wake must not end well."""
         self._parts.require_running()
+        if not self._has_given:
+            given = to_json(given_work(self._writing.work)).decode()
+            part = replace(part, steps=[*part.steps, Step(self._parts.wake_id, GIVEN, result=given)])
+            self._has_given = True
         try:
             await self._parts.context.commit_part(state=state, journal=part)
         except BaseException as error:

@@ -19,6 +19,9 @@ from affinity.orchestration.failures import describe_error, stack_of
 TRACE_KINDS: Final = ("span.", "conversation.")
 """Beginnings of the kinds of entries that the conversation adds to a wake, beside the entries of its handler."""
 
+CANCELLED: Final = "cancelled/"
+"""Beginning of the event ids of entries that close the traces of cancelled wakes."""
+
 WAKE_SPAN: Final = "wake"
 """Id of the span of a wake itself."""
 

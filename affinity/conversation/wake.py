@@ -37,8 +37,9 @@ from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
 from affinity.conversation.runs import RunCalls, RunTask, new_run
+from affinity.conversation.sections import Section
 from affinity.conversation.steps import Committed, Repeat, WakeSteps
-from affinity.conversation.trace import current_span, error_of, inside
+from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
 from affinity.conversation.views import PendingRequest, PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
@@ -131,7 +132,7 @@ class Wake(CommonCalls[None], RunCalls):
         self._left_revisits = [each for each in parts.writing.work.revisits if each.key.startswith(f"{parts.wake_id}.")]
         self._committed = Committed(parts.inputs.committed)
         self._outcome: OutcomeUpdated | None = None
-        for entry in self.committed:
+        for entry in self._read_committed():
             self._note_last(entry.event)
             self._add_usage(entry.event)
         self.id: str = parts.wake_id
@@ -148,8 +149,20 @@ class Wake(CommonCalls[None], RunCalls):
 
     @property
     def committed(self) -> Sequence[JournalEntry]:
-        """The entries that earlier attempts of this wake have committed (see `commit`), without its trace."""
+        """The entries that earlier attempts of this wake have committed (see `commit`), without its trace. A handler
+        that leaves out what it finds here needs the state of then: the state has it from this call on.
+        """
+        if self._parts.inputs.committed:
+            self._parts.kept.look()
+        return self._read_committed()
+
+    def _read_committed(self) -> Sequence[JournalEntry]:
         return [self._types.read(each) for each in self._parts.inputs.committed]
+
+    @property
+    def read_up_to(self) -> int:
+        """Number of the last input that this wake was given, or that an earlier one has processed."""
+        return self._parts.writing.processed
 
     @property
     def interrupt(self) -> UserInterrupt | None:
@@ -257,6 +270,8 @@ class Wake(CommonCalls[None], RunCalls):
         if self._committed.take(event.kind, lambda payload: payload == self._types.encode(event)) is None:
             writing.append(event)
             self._add_usage(event)
+        else:
+            self._parts.kept.note_taken()
         self._note_last(event)
 
     def _add_usage(self, event: JournalEvent) -> None:
@@ -308,7 +323,8 @@ class Wake(CommonCalls[None], RunCalls):
         end, and this does nothing: that conversation begins with the inputs that the wake has processed.
 
         It stays when the wake fails, or is repeated: the next attempt has it in its history, as `committed`, and what
-        it adds again with the same content counts as that.
+        it adds again with the same content counts as that. That attempt begins with the state from before the wake.
+        Where it makes this commit again, the state that was committed is put in place: so each change counts once.
 
         Raises:
             SessionWriteConflict: the wake does not run here any more, or may not know what was written. Do not catch
@@ -318,6 +334,24 @@ class Wake(CommonCalls[None], RunCalls):
         """
         self._require_running()
         await self._steps.commit()
+
+    def section(self, name: str = "section", /) -> Section:
+        """Begin a section, which goes on where an earlier attempt has stopped: such as a loop that asks a model. It
+        reads what it has committed (`Section.committed`, `history`), and does not do that again. So the state of its
+        last commit is put in place here. A section is known by its name and its place among the sections of that name.
+
+        Raises:
+            InvalidId: the name is out of bounds.
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        commit = self._steps.begin_section(check_id(name, "name of a section"))
+
+        async def commit_here() -> None:
+            self._require_running()
+            await commit()
+
+        return Section(commit_here, self._read_committed())
 
     @overload
     async def step(
@@ -736,6 +770,27 @@ class Wake(CommonCalls[None], RunCalls):
         """The goal of the conversation, with the changes of this wake; None: it has none."""
         return self._outcome or await super().outcome()
 
+    async def _entries(self, query: JournalQuery) -> list[JournalEntry]:
+        """Entries without the trace of this wake, unless kinds or the wake are given: a repeated attempt reads what the
+        first one has read.
+        """
+        found: list[JournalEntry] = []
+        while True:
+            read = await super()._entries(query)
+            if query.kinds or query.wake_id is not None:
+                return read
+            kept = [each for each in read if not self._is_own_trace(each)]
+            found = [*kept, *found] if query.newest_first else [*found, *kept]
+            if len(kept) == len(read):
+                return found
+            rest = replace(query, limit=query.limit - len(kept))
+            query = replace(rest, before=read[0].seq) if query.newest_first else replace(rest, after=read[-1].seq)
+
+    def _is_own_trace(self, entry: JournalEntry) -> bool:
+        """Whether it is of the trace of this wake, or closes the trace of one that was cancelled before."""
+        is_own = entry.wake_id == self.id or (entry.event_id or "").startswith(CANCELLED)
+        return is_own and str(entry.kind).startswith(TRACE_KINDS)
+
     async def conversations(
         self, *, prefix: str | None = None, conversation_id: str | None = None, limit: int = DEFAULT_ENTRIES
     ) -> Sequence[ConversationInfo]:
@@ -799,6 +854,8 @@ class Wake(CommonCalls[None], RunCalls):
             return None
         wanted = {**from_json(self._types.encode(event)), name: ""}
         found = self._committed.take(event.kind, is_same)
+        if found is not None:
+            self._parts.kept.note_taken()
         return None if found is None else str(from_json(found.payload)[name])
 
 

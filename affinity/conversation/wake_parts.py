@@ -12,6 +12,7 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from affinity.conversation.events import JournalEntry
+from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.stream import StreamWriter
@@ -62,6 +63,8 @@ class WakeParts:
     trace: Trace
     journals: JournalAccess
     lineage: CreationPlanner
+    kept: KeptState
+    """The state in the attempts of the wake."""
     tried_with: str | None = None
     """Id of the wake that has failed with the one input of this wake, and with others."""
     finish: Finish = field(default_factory=Finish)

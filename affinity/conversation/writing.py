@@ -203,6 +203,12 @@ class WakeWriting:
         """Whether a part would have entries: it removes the streamed parts."""
         return len(self.entries) > len(self.held)
 
+    def has_additions_beside(self, trace: Sequence[NewEntry]) -> bool:
+        """Whether a part would commit anything but these entries."""
+        known = {id(each) for each in (*self.held, *trace)}
+        added = (self.requests, self.revisits, self.appends, self.steps)
+        return any(id(each) not in known for each in self.entries) or any(added)
+
     def take_steps(self) -> JournalWrite:
         """The steps as a part, without anything else."""
         steps, self.steps = self.steps, []

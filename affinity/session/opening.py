@@ -30,8 +30,9 @@ from affinity.limits import MAX_LABELS, check_integer
 from affinity.records import SessionStore, database_of
 from affinity.session.durable import close_for_good, use_durable, use_local
 from affinity.session.resources import OPEN, Resource, open_mark, shielded
+from affinity.session.snapshots import Snapshots
 from affinity.session.state import CachedState, StateSchema
-from affinity.session.writer import CommitState, SavePoint, WriteQueue
+from affinity.session.writer import CommitState, SavePoint, SessionWriter, WriteQueue
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -55,7 +56,9 @@ class UnitOfWork(Protocol[S]):
         """Write or stage the state as it is now."""
         ...
 
-    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
+    async def checkpoint(
+        self, cached: CachedState[S], commit: CommitState | None, on_dump: Callable[[], None] | None = None
+    ) -> None:
         """Write the state as it is now to the store, before the activity's result."""
         ...
 
@@ -147,7 +150,11 @@ class StandaloneUnitOfWork(Generic[S]):
             raise SessionSaveFailed(self._session_id, cached.state, text) from error
         cached.set_written(encoded, version, None)
 
-    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
+    async def checkpoint(
+        self, cached: CachedState[S], commit: CommitState | None, on_dump: Callable[[], None] | None = None
+    ) -> None:
+        if on_dump is not None:
+            on_dump()
         await self.save(cached)
         if commit is not None:
             await commit(None)
@@ -279,9 +286,9 @@ class _Opening(Generic[S]):
         await work.save(cached)
         self._note_saved(work, cached)
 
-    async def _checkpoint(self, commit: CommitState | None = None) -> None:
+    async def _checkpoint(self, commit: CommitState | None = None, on_dump: Callable[[], None] | None = None) -> None:
         work, cached = self._opened()
-        await work.checkpoint(cached, commit)
+        await work.checkpoint(cached, commit, on_dump)
         self._note_saved(work, cached)
 
     def _note_saved(self, work: UnitOfWork[S], cached: CachedState[S]) -> None:
@@ -304,6 +311,13 @@ class _Opening(Generic[S]):
     async def _close_resource(self, resource: Resource[Any]) -> None:
         await close_for_good(resource, self._opened()[1])
 
+    def _snapshots(self) -> Snapshots[S]:
+        """See `snapshots_of`."""
+        work, cached = self._opened()
+        if not isinstance(work, SessionWriter):
+            raise SessionError("only an activity has snapshots of its state")
+        return Snapshots(self._schema, work, cached, self._note_saved)
+
     def _loaded(self) -> CachedState[S]:
         if self._cached is None:
             raise SessionError(f"the state of session {self.session_id!r} is not open yet")
@@ -314,6 +328,15 @@ class _Opening(Generic[S]):
         if not self._is_open or self._work is None:
             raise SessionError(f"the state of session {self.session_id!r} is not open any more")
         return self._work, cached
+
+
+def snapshots_of(opening: _Opening[S]) -> Snapshots[S]:
+    """For code that is repeated, and puts the state in place that it had before.
+
+    Raises:
+        SessionError: outside the block, or in a script.
+    """
+    return opening._snapshots()
 
 
 class OpenSession(AsyncBlock, _Opening[S]):
@@ -348,7 +371,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
         """
         await self._save()
 
-    async def checkpoint(self, *, commit: CommitState | None = None) -> None:
+    async def checkpoint(self, *, commit: CommitState | None = None, on_dump: Callable[[], None] | None = None) -> None:
         """Write the block's changes so far to the store now: progress that a retry of the activity keeps.
 
         In an activity the state is written immediately, fenced by the version of the record and the epoch of the lease,
@@ -360,6 +383,8 @@ class OpenSession(AsyncBlock, _Opening[S]):
             commit: writes the state in place of the store, together with something else (as
                 ``ActivityContext.commit_part``). It is called once; with None when the state is unchanged, or was
                 written to a store of its own.
+            on_dump: called when the state has been read, before anything is awaited: what ``commit`` adds as of then
+                belongs to this state.
 
         Raises:
             SessionError: outside the block, or in an activity that has ended.
@@ -368,7 +393,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
             SessionSaveFailed: the store failed, and may have written or not; the error carries the state.
             NotSerializable, PayloadTooLarge, InvalidInput: as at the end of the block; see `Sessions.open`.
         """
-        await self._checkpoint(commit)
+        await self._checkpoint(commit, on_dump)
 
     async def resource(self, resource: Resource[T]) -> T:
         """The process-local resource of this session, opened if need be; held as long as the session is in memory. An

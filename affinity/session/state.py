@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 from uuid import uuid4
 
 import anyio.to_thread
@@ -16,6 +16,7 @@ from affinity.errors import problem_of
 from affinity.limits import MAX_PARTICIPANTS, check_id, check_integer, check_labels
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary, copied_metadata
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
+from affinity.session.in_place import assign, exchange
 from affinity.session.migrations import Migrations
 from affinity.session.resources import LABEL, HeldResources, run_bounded
 from affinity.session.state_cache import CacheEntry
@@ -29,6 +30,9 @@ IN_THREAD_ABOVE: Final = 128 * 1024
 Encoding and decoding JSON would hold the GIL in a thread too, so they stay on the event loop.
 """
 
+REMEMBERED_BYTES: Final = 64 * 1024
+"""Bytes up to which the stored form of a state is kept beside it, for code that needs the state before its changes."""
+
 _DEFLATE_RATIO: Final = 8  # of JSON, roughly
 
 
@@ -41,6 +45,7 @@ class RecordVersion:
     idempotency_key: str | None = None  # of the last write
     digest: bytes | None = None  # of the state's bytes; None: it must be written, being new or migrated
     metadata: SessionMetadata
+    state: SessionState | None = None  # as it is stored; None: it is not known, or larger than `REMEMBERED_BYTES`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,13 @@ CHECKED_OPENINGS: Final = 16
 """This number of first openings of a state in memory, and later one in this number, check that it is as it was saved. A
 check costs one more encoding. To check some is enough: code that changes a state outside its block does so in each run.
 """
+
+
+class DumpedState(NamedTuple):
+    """A state, or its record, and its bytes at some moment."""
+
+    given: Any
+    raw: bytes
 
 
 class CachedState(CacheEntry[S]):
@@ -74,6 +86,7 @@ class CachedState(CacheEntry[S]):
         self.is_fresh = True  # no block has had it
         self.is_broken = False  # half changed: a block has failed
         self.openings = 0  # by activities that have found it in memory
+        self.replaced: list[S] = []  # objects with the content of before `StateSchema.put`, to dispose
         self.resources: HeldResources = HeldResources(database)
 
     @property
@@ -98,6 +111,7 @@ class CachedState(CacheEntry[S]):
             idempotency_key=idempotency_key,
             digest=encoded.digest,
             metadata=encoded.new.metadata,
+            state=if_small(encoded.new),
         )
 
     def successor(self) -> Self | None:
@@ -159,6 +173,7 @@ class StateSchema(Generic[S]):
                 idempotency_key=record.idempotency_key,
                 digest=digest if record.schema_version == self.version else None,
                 metadata=copied_metadata(record.metadata),
+                state=if_small(state_of(record)),
             )
         cached.metadata = cached.record.metadata
 
@@ -274,9 +289,33 @@ class StateSchema(Generic[S]):
             PayloadTooLarge: it is over the limit.
             InvalidInput: its metadata is out of bounds.
         """
-        given, raw = self._given(cached)
+        return await self.encode_dumped(cached, self.dump(cached))
+
+    def dump(self, cached: CachedState[S]) -> DumpedState:
+        """The state as it is now, for `encode_dumped` or `snapshot`.
+
+        Raises:
+            NotSerializable, InvalidInput: as `encode`.
+        """
+        return DumpedState(*self._given(cached))
+
+    async def encode_dumped(self, cached: CachedState[S], dumped: DumpedState) -> EncodedState | None:
+        """As `encode`, of a state as it was."""
+        return await self._encode(cached, dumped, cached.record.digest, cached.record.metadata)
+
+    async def snapshot(
+        self, cached: CachedState[S], dumped: DumpedState, known: bytes | None = None
+    ) -> EncodedState | None:
+        """As `encode`, of a state as it was; None when it has this digest."""
+        return await self._encode(cached, dumped, known, None)
+
+    async def _encode(
+        self, cached: CachedState[S], dumped: DumpedState, known: bytes | None, described: SessionMetadata | None
+    ) -> EncodedState | None:
+        """A state in the form in which it is written; None when it has this digest, and this metadata."""
+        given, raw = dumped
         digest = await _off_loop(len(raw), _digest, raw)
-        if digest != cached.record.digest or self._may_change(cached):
+        if digest != known or self._may_change(cached):
             if len(raw) > IN_THREAD_ABOVE and self._dump(cached) != raw:  # another block has changed it meanwhile
                 self._check_readable(cached, raw)
             elif self._match(cached, given, raw):
@@ -287,7 +326,7 @@ class StateSchema(Generic[S]):
         if self.metadata_of is not None:
             # Kept, as a hydrate would find it: what a later state leaves out stays.
             metadata = cached.metadata = _add_described(metadata, call_sync(self.metadata_of, cached.state))
-        if digest == cached.record.digest and metadata == cached.record.metadata:
+        if digest == known and (described is None or metadata == described):
             return None
         packed, encoding = await _off_loop(len(raw), pack, raw)
         new = SessionState(
@@ -298,6 +337,65 @@ class StateSchema(Generic[S]):
             metadata=metadata,
         )
         return EncodedState(digest=digest, new=new)
+
+    # -- snapshots
+
+    def digest(self, cached: CachedState[S]) -> bytes:
+        """The digest of the state's bytes as it is now.
+
+        Raises:
+            NotSerializable: the codec does not accept it.
+        """
+        return _digest(self._dump(cached))
+
+    async def new_state(self, session_id: str) -> EncodedState:
+        """The state of a session without a record, in the form in which it is written."""
+        cached = CachedState[S](session_id, epoch=0)
+        await self.load(cached, None, {})
+        encoded = await self.snapshot(cached, self.dump(cached))
+        assert encoded is not None
+        await self._dispose(session_id, cached.state)
+        return encoded
+
+    def plain(self, cached: CachedState[S]) -> Any:
+        """The plain form of the state as it is now."""
+        return self.codec.parse(self._dump(cached))
+
+    async def plain_of(self, state: SessionState) -> Any:
+        """The plain form of a state, migrated.
+
+        Raises:
+            SessionLoadFailed: it is damaged, or cannot be migrated.
+        """
+        self._refuse_too_new(state.session_id, state.schema_version)
+        try:
+            plain = self.codec.parse(unpack(state.state, state.encoding))
+            if state.schema_version == self.version:
+                return plain
+            return await self.migrations.apply(state.session_id, plain, state.schema_version, self.version)
+        except errors.SessionLoadFailed:
+            raise
+        except Exception as error:
+            text = f"a saved state cannot be read: {problem_of(error)}"
+            raise errors.SessionLoadFailed(state.session_id, text) from error
+
+    def put(self, cached: CachedState[S], plain: Any) -> None:
+        """Give the state this content. Code that has the state, or a part of it, sees it, if its type can be changed.
+
+        Raises:
+            SessionLoadFailed: it cannot be read.
+        """
+        try:
+            new = self._restored(self.codec.build(plain))
+        except Exception as error:
+            text = f"a saved state cannot be read: {problem_of(error)}"
+            raise errors.SessionLoadFailed(cached.session_id, text) from error
+        if assign(cached.state, new) is cached.state:
+            return
+        if exchange(cached.state, new):
+            cached.replaced.append(new)
+        else:
+            cached.state = new
 
     async def is_as_saved(self, cached: CachedState[S]) -> bool:
         """Whether a state that was saved, and that no block has now, still has the bytes of its record.
@@ -370,6 +468,8 @@ class StateSchema(Generic[S]):
         """
         if hasattr(cached, "state"):
             await self._dispose(cached.session_id, cached.state)
+        for state in cached.replaced:
+            await self._dispose(cached.session_id, state)
         await cached.resources.release_failed()
         if not cached.is_kept:
             await cached.resources.release_all()
@@ -383,6 +483,22 @@ def _unreadable(cached: CachedState[Any], error: Exception) -> errors.NotSeriali
     return errors.NotSerializable(
         f"the state of session {cached.session_id!r} could not be read back: {problem_of(error)}"
     )
+
+
+def state_of(record: SessionRecord) -> SessionState:
+    """The state of a record."""
+    return SessionState(
+        session_id=record.session_id,
+        state=record.state,
+        encoding=record.encoding,
+        schema_version=record.schema_version,
+        metadata=record.metadata,
+    )
+
+
+def if_small(state: SessionState) -> SessionState | None:
+    """The state if it is kept in memory in its stored form too, else None."""
+    return state if len(state.state) <= REMEMBERED_BYTES else None
 
 
 def _unpack(state: bytes, encoding: str) -> tuple[bytes, bytes]:

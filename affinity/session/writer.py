@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -34,7 +35,7 @@ import anyio
 from affinity import errors
 from affinity.errors import problem_of
 from affinity.records import Participant, SessionState, SessionStore, StateWrite
-from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema
+from affinity.session.state import CachedState, EncodedState, RecordVersion, StateSchema, if_small, state_of
 from affinity.session.state_cache import Address, SessionContext, SessionKey, StateCache, address_of
 
 S = TypeVar("S")
@@ -254,9 +255,11 @@ class SessionWriter(Generic[S]):
                 self._staged, self._has_unstaged = await self._schema.encode(cached), False
         self._measure(cached)
 
-    async def checkpoint(self, cached: CachedState[S], commit: CommitState | None) -> None:
-        """Write the state as it is now to the store, and continue from the record that this makes. ``commit``: see
-        `OpenSession.checkpoint`.
+    async def checkpoint(
+        self, cached: CachedState[S], commit: CommitState | None, on_dump: Callable[[], None] | None = None
+    ) -> None:
+        """Write the state as it is now to the store, and continue from the record that this makes. ``commit`` and
+        ``on_dump``: see `OpenSession.checkpoint`.
 
         Raises:
             SessionWriteConflict: the session or its record has been written since, or has a newer epoch.
@@ -265,7 +268,10 @@ class SessionWriter(Generic[S]):
         """
         async with cached.saving:
             can_write, staged = self._can_write(cached), self._staged
-            encoded = await self._schema.encode(cached) if can_write else None
+            dumped = self._schema.dump(cached) if can_write else None
+            if on_dump is not None:
+                on_dump()
+            encoded = None if dumped is None else await self._schema.encode_dumped(cached, dumped)
             if commit is not None and (encoded is None or self.is_external):
                 await commit(None)
             if encoded is not None:
@@ -282,6 +288,48 @@ class SessionWriter(Generic[S]):
             if can_write and self._staged is staged:  # no other block has staged more meanwhile
                 self._staged, self._has_unstaged = None, False
         self._measure(cached)
+
+    async def recorded(self, cached: CachedState[S]) -> SessionState:
+        """The state that the record has, or that a session without a record begins with.
+
+        Raises:
+            SessionWriteConflict: the record has been written since, or removed.
+            Exception: the store failed.
+        """
+        if not cached.record.version:
+            return (await self._schema.new_state(self.session_id)).new
+        if cached.record.state is not None:
+            return cached.record.state
+        assert self.store is not None
+        record = await self.store.load(self.session_id)
+        if record is None or (record.version, record.generation) != (cached.record.version, cached.record.generation):
+            text = "its record was written, or removed, since it was read"
+            found = None if record is None else record.version
+            raise errors.SessionWriteConflict(self.session_id, cached.record.version, found, text)
+        return state_of(record)
+
+    async def write_labels(self, cached: CachedState[S], commit: CommitState) -> None:
+        """Write the labels that name resources, with the state that the record has. ``commit``: see
+        `OpenSession.checkpoint`.
+
+        Raises:
+            SessionWriteConflict, SessionSaveFailed, SessionError: as `checkpoint`.
+        """
+        async with cached.saving:
+            if not self._can_write(cached):
+                return await commit(None)
+            before = await self.recorded(cached)
+            new = replace(before, metadata=replace(before.metadata, labels=cached.metadata.labels))
+            if self.is_external:
+                await commit(None)
+                version = await self._write(new, key := uuid4().hex)
+            else:
+                version, key = await self._commit(new, commit), None
+            self._is_new = False
+            cached.record = replace(
+                cached.record, version=version, idempotency_key=key, metadata=new.metadata, state=if_small(new)
+            )
+            self._base = cached.record
 
     async def close(
         self, cached: CachedState[S], *, save: bool, error: BaseException | None, revert_to: SavePoint

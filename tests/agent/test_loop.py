@@ -58,6 +58,10 @@ class FakeWake:
         """How many events were appended at each commit."""
         self.begun: set[str] = set()
         self.logger = logging.LoggerAdapter(logging.getLogger("test"), {"wake_id": "w1"})
+        self.read_up_to = 1_000_000
+
+    def section(self, name: str) -> FakeWake:
+        return self
 
     async def commit(self) -> None:
         self.commits.append(len(self.appended))

@@ -540,8 +540,8 @@ async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, canc
         async def __aexit__(self, *raised: Any) -> None:
             await self._opening.__aexit__(*raised)
 
-        async def checkpoint(self, **options: Any) -> None:
-            await self._opening.checkpoint(**options)
+        def _snapshots(self) -> Any:
+            return self._opening._snapshots()
 
     found.open_state = lambda ctx, work: Opening(opened(ctx, work))  # type: ignore[method-assign,assignment,return-value]
     async with stage(url, found) as on:

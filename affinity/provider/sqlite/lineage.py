@@ -106,6 +106,8 @@ def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResu
     sources = _read_sources(tx, creation)
     last_seq = _add_journal(tx, creation, sources)
     _add_state(tx, creation, sources)
+    if creation.copies_state and creation.state is None and creation.base is not None and not of_wake:
+        tx.run(SQL["copy_steps"], {"journal_id": creation.start.journal_id, "base_id": creation.base.journal_id})
     _add_requests(tx, creation)
     _, outbox = messages.insert_new(tx, [journals.instance_of(creation.session_id, creation.start)])
     if creation.message is not None and _has_work(tx, creation.session_id):

@@ -103,6 +103,10 @@ SELECT :session_id, 1, NULL, :now, :now, schema_version, encoding, kind, name, N
        labels, participants, state, lower(hex(randomblob(8)))
 FROM session_states WHERE session_id = :source;
 
+-- copy_steps: with it, the steps of a wake that has not ended
+INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
+SELECT :journal_id, wake_id, key, arguments, result FROM journal_steps WHERE journal_id = :base_id;
+
 -- copy_labels: with it
 INSERT INTO session_labels (key, value, session_id)
 SELECT key, value, :session_id FROM session_labels WHERE session_id = :source;

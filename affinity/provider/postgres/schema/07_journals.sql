@@ -397,7 +397,9 @@ BEGIN
         RETURN;
     END IF;
     -- In one snapshot: an answer is among the entries, or its request is pending; and the state is the one of these entries.
-    SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests, s AS kept
+    SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests, s AS kept,
+        ARRAY (SELECT t FROM journal_steps t WHERE t.journal_id = _base AND (_creation ->> 'copies_state')::boolean
+               AND (_creation ->> 'of_wake')::boolean IS NOT TRUE AND _creation ->> 'state' IS NULL) AS steps
     INTO base FROM journals j
     LEFT JOIN session_states s
         ON s.session_id = j.session_id AND (_creation ->> 'copies_state')::boolean AND _creation ->> 'state' IS NULL
@@ -497,6 +499,8 @@ BEGIN
         (n.request ->> 5)::timestamptz, r.expires_at, n.request ->> 2
     FROM jsonb_array_elements(coalesce(nullif(_creation -> 'requests', 'null'), '[]')) WITH ORDINALITY AS n (request, place)
     LEFT JOIN unnest(base.requests) r ON r.request_id = n.request ->> 0;
+    INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
+    SELECT _id, t.wake_id, t.key, t.arguments, t.result FROM unnest(base.steps) t;
     IF _creation ->> 'message' IS NOT NULL AND (
         EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = _id AND r.expires_at IS NOT NULL)
         OR EXISTS (

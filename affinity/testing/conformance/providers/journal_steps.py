@@ -8,9 +8,17 @@ from typing import Any
 from affinity.journal import InstanceStart, JournalWrite, Step
 from affinity.provider.contract import Quotas, Token, WorkAck, WorkItem, WorkLock
 from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, state_write
+from affinity.testing.conformance.providers.builders import TIMEOUTS, state, state_write
 from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import ConversationOwner, new_input, new_start, output
+from affinity.testing.conformance.providers.journal_driver import (
+    KIND,
+    Conversation,
+    ConversationOwner,
+    creation_of,
+    new_input,
+    new_start,
+    output,
+)
 from affinity.testing.conformance.providers.journal_requests import new_request, new_revisit
 from affinity.testing.conformance.providers.peer import Peer
 
@@ -160,6 +168,28 @@ class JournalStepRules(Rules):
         again = new_input("t", start=new_start("t", journal_id=journal_id))
         assert [each.outcome for each in await other.conversation.journals.append_journal([again])] == ["appended"]
         assert (await other.conversation.pending()).steps == []
+
+    async def test_a_fork_goes_on_with_the_steps_of_its_base(self, cluster: Cluster) -> None:
+        """If it has the state as it is while the wake runs; a fork that the wake makes has the state of its end
+        (contract: JournalCreation.copies_state).
+        """
+        wake = await _Running.begin(cluster)
+        await wake.commit_part(steps=[step("a"), step("b", result=None)])
+        base = (await wake.talk.page()).journal_id
+        given = state("given", kind=KIND)
+        made = [
+            creation_of("copy", base, copies_state=True),
+            creation_of("given", base, copies_state=True, state=given),
+            creation_of("plain", base),
+        ]
+        results = await wake.talk.journals.create_journals(made)
+        assert [each.outcome for each in results] == ["created"] * 3
+        by_wake = creation_of("by wake", base, copies_state=True)
+        await wake.owner.commit_wake(clear_steps=True, creations=[by_wake])
+        found = {}
+        for name in ("s", "copy", "given", "plain", "by wake"):
+            found[name] = sorted((await Conversation(wake.peer.provider, name).pending()).steps)
+        assert found == {"s": [], "copy": [step("a"), step("b", None)], "given": [], "plain": [], "by wake": []}
 
     async def test_what_a_part_requests_is_pending(self, cluster: Cluster) -> None:
         """Requests and revisits too, but not behind an input that drops them and that the wake has not read (contract:

@@ -475,13 +475,14 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
 
     async def handle(wake: affinity.Wake, chat: Chat) -> None:
         port = WakePort(wake, children)
+        committed = [each.event for each in wake.committed]  # the state is that of the last commit from here on
         if chat.at_wake == wake.id:
-            last = [each.event for each in wake.committed[-1:]]
+            last = committed[-1:]
             assert last == [Kept(chat)], f"the last of what is committed is {last}, not {chat!r}"
             if chat.adds_again:
                 await port.add_again()
         else:
-            assert not wake.committed, f"{[*wake.committed]} is committed, without the state"
+            assert not committed, f"{committed} is committed, without the state"
         seen = seen_of(wake, chat)
         wake.append(seen)
         await perform(port, chat, wake.id, seen.due, [(source_of(each), each.event) for each in wake.pending])

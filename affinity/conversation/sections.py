@@ -1,0 +1,29 @@
+"""Sections of a handler that go on where an earlier attempt of the wake has stopped, such as the loop of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from affinity.conversation.events import JournalEntry
+
+
+class Section:
+    """A section of a handler: see `Wake.section`.
+
+    Attributes:
+        committed: the entries that earlier attempts of the wake have committed, without its trace.
+    """
+
+    def __init__(self, commit: Callable[[], Awaitable[None]], committed: Sequence[JournalEntry]) -> None:
+        """Called by the wake."""
+        self._commit = commit
+        self.committed: Sequence[JournalEntry] = committed
+
+    async def commit(self) -> None:
+        """Make durable and visible now the entries, requests and delegations so far, as `Wake.commit`. The state is
+        kept for the next attempt, and stays unseen until the wake ends.
+
+        Raises:
+            SessionWriteConflict, SessionError, NotSerializable, PayloadTooLarge: as `Wake.commit`.
+        """
+        await self._commit()

@@ -1,0 +1,16 @@
+"""Keys of the rows of steps (`affinity.journal.Step`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic_core import to_json
+
+
+def step_key(*parts: str | int) -> str:
+    """The key of the row of a step. Other parts give another key, whatever characters are in them."""
+    return to_json(parts).decode()
+
+
+GIVEN: Final = step_key("given")
+"""Key of the row with the work that the wake was given: see `known_wakes.Given`."""
