@@ -13,7 +13,7 @@ from affinity import App, Client, OrchestrationContext, UserMessage
 from affinity.agent.builtins import _child_id
 from affinity.conversation.events import check_input
 from affinity.conversation.follow import FeedPosition, JournalIdentity, read_position
-from affinity.conversation.steps import step_key
+from affinity.conversation.step_keys import step_key
 from affinity.errors import InvalidId, InvalidInput
 from affinity.journal import StreamCursor
 from affinity.limits import check_code_name
