@@ -401,6 +401,11 @@ class Worker(AsyncBlock):
         gauge = self.metrics.gauge
         gauge("running_activities", "Activities that run now", self._count(lambda now: len(now.activities)))
         gauge(
+            "left_behind_activities",
+            "Slots of activities that have ended, while their code goes on, as it ignores its cancellation",
+            self._count(lambda now: now.activities.left_behind),
+        )
+        gauge(
             "live_instances", "Orchestrations whose coroutine is in memory", self._count(lambda now: len(now.instances))
         )
         gauge(
