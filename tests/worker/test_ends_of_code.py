@@ -398,15 +398,13 @@ class _Request:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_functions_of_a_console(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_functions_of_a_console(is_async: bool) -> None:
     async with Env(app) as env:
         for end in ENDS:
-            caplog.clear()
             console = create(env.client, access=lambda _, end=end: (ends_later if is_async else ends)(end))  # type: ignore[misc]
             request = _Request()
             await console(_Request.scope, request.receive, request.send)
             assert (request.status, b"access" in request.body) == (500, True)
-            assert ["access has failed" in record.message for record in caplog.records] == [True]
 
 
 async def test_a_console_without_an_access() -> None:

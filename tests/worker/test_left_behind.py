@@ -215,8 +215,10 @@ def conversations(*, timeout: float | None = None) -> affinity.Conversations[Cou
 
     @desk.on_wake(retry=affinity.RetryPolicy(max_attempts=1), timeout=timeout)
     async def answer(wake: Wake, count: Count) -> None:
+        if not isinstance(wake.events[-1], UserMessage):  # an interrupt alone
+            return
         count.n += 1
-        text = wake.events[-1].text if isinstance(wake.events[-1], UserMessage) else ""
+        text = wake.events[-1].text
         if text == "step":
             try:
                 await wake.step("slow", stubborn, timeout=LIMIT)
