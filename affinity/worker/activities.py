@@ -30,7 +30,7 @@ from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
 from affinity.user_code import as_error, call_sync, own_context
 from affinity.worker.commits import Commits
-from affinity.worker.isolation import Isolation, is_isolated, not_begun
+from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
 from affinity.worker.journals import WorkerJournals
 from affinity.worker.results import StagedResult, discard, requeue_after_conflict
 from affinity.worker.services import WorkerServices
@@ -282,7 +282,8 @@ class ActivityRunner:
     async def _count(self, item: WorkItem, then: Callable[[bool | None], None]) -> None:
         await self._commits.flush_in_time()  # results in flight must not be lost with the process
         if self.isolation.waiting is item:
-            then(await self._commits.count_delivery(item) if self.isolation.is_alone else None)
+            pause = pause_alone(item, self._isolate_after) if item.attempts < self._max_attempts else 0.0
+            then(await self._commits.count_delivery(item, pause) if self.isolation.is_alone else None)
 
     def _spawn(
         self, item: WorkItem, definition: ActivityDefinition, task: ActivityTask, limit: _TimeLimit | None

@@ -189,9 +189,11 @@ class Commits(WorkerPart):
         """Suspend an instance; ``done`` receives whether it was suspended: False also after an error."""
         self._suspends.submit(suspend, lambda result: done(result is True))
 
-    async def count_delivery(self, item: WorkItem) -> bool:
-        """Count the delivery of an item that is about to run alone; False when its lock is lost."""
-        count = partial(self._provider.begin_work_item, self._identity, item.lock, item.attempts)
+    async def count_delivery(self, item: WorkItem, pause: float) -> bool:
+        """Count the delivery of an item that is about to run alone; False when its lock is lost. ``pause``: seconds
+        until it comes again, if this process ends.
+        """
+        count = partial(self._provider.begin_work_item, self._identity, item.lock, item.attempts, pause=pause)
         try:
             return await self._health.retry(count)
         except ProviderError as error:

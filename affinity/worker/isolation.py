@@ -13,6 +13,7 @@ Invariants
     * While it waits, its delivery is not counted (`affinity.provider.contract.FetchOptions.uncounted_after`): if the
       process ends then, it is no attempt of this item. It is counted just before its code begins, when the results of
       all activities that ran before are written.
+    * An item that ends the process although it ran alone comes again behind all others (`pause_alone`).
     * While it waits or runs, the worker takes no other work, but for `ISOLATION_TIMEOUT` seconds at most each: code
       that waits for other work to end must not wait without end.
 """
@@ -20,6 +21,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +31,12 @@ from affinity.provider.contract import WorkAbandon, WorkItem, WorkLock
 
 ISOLATION_TIMEOUT: Final = 120.0
 """Seconds for which one item keeps others from starting: while it waits for running items, and again while it runs."""
+
+
+FIRST_PAUSE: Final = 10.0
+"""Longest pause of an item that has ended a process alone, once; each time is four times as long."""
+
+LONGEST_PAUSE: Final = 60.0
 
 
 def is_isolated(item: WorkItem, isolate_after: int) -> bool:
@@ -41,6 +49,14 @@ def not_begun(item: WorkItem, isolate_after: int) -> WorkAbandon:
     run alone is not counted yet.
     """
     return WorkAbandon(lock=item.lock, count_attempt=is_isolated(item, isolate_after))
+
+
+def pause_alone(item: WorkItem, isolate_after: int) -> float:
+    """Seconds until the item comes again if it ends this process, although it runs alone: each time longer, so that
+    all others go first. At random, so that several such items do not come together.
+    """
+    times = item.attempts - item.failures - isolate_after - 1  # alone
+    return random.uniform(0.5, 1.0) * min(FIRST_PAUSE * 4.0 ** min(times, 10), LONGEST_PAUSE)  # noqa: S311
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import pytest
 
 from affinity.provider.contract import Token, WorkItem, WorkKey, WorkLock
 from affinity.worker import isolation
-from affinity.worker.isolation import Isolation, is_isolated, not_begun
+from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
 from affinity.worker.options import RuntimeOptions
 
 pytestmark = pytest.mark.anyio
@@ -137,3 +137,14 @@ def test_half_of_the_attempts(max_attempts: int, after: int) -> None:
 def test_a_delivery_that_is_not_counted_is_not_taken_back() -> None:
     assert not not_begun(item(attempts=2), 2).count_attempt
     assert not_begun(item(attempts=3), 2).count_attempt
+
+
+def test_one_that_ends_its_worker_alone_waits_longer_each_time() -> None:
+    """From 5 s to 10 s after the first time, up to a minute; failures of its code do not count."""
+    first, second, last = (
+        [pause_alone(item(attempts=attempts, failures=1), 2) for _ in range(100)] for attempts in (4, 5, 60)
+    )
+    assert min(first) >= 5
+    assert max(first) <= 10
+    assert min(second) >= 20
+    assert max(last) <= isolation.LONGEST_PAUSE

@@ -153,10 +153,12 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """Give items back by live token. False: dead token, nothing changed."""
         ...
 
-    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+    async def begin_work_item(self, identity: WorkerIdentity, lock: WorkLock, attempt: int, *, pause: float) -> bool:
         """Count a delivery that its fetch did not count (`FetchOptions.uncounted_after`), just before its code runs:
-        afterwards the item has had ``attempt`` deliveries, however often the call is repeated. False: dead token, or
-        another incarnation took the item; nothing changed.
+        afterwards the item has had ``attempt`` deliveries, however often the call is repeated. If its worker ends
+        before the item does, the item is delivered again ``pause`` seconds from now at the earliest, behind others;
+        given back without a delay, it is visible immediately. False: dead token, or another incarnation took the item;
+        nothing changed.
         """
         ...
 

@@ -111,7 +111,9 @@ async def release_unknown_locks(
     return len(await db.connections.rows.run(_SQL["release_unknown_locks"], params))
 
 
-async def begin_work_item(db: Database, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+async def begin_work_item(
+    db: Database, identity: WorkerIdentity, lock: WorkLock, attempt: int, *, pause: float
+) -> bool:
     instance_id, execution_id, activity_id = lock.key
     params = {
         **caller_params(identity),
@@ -120,6 +122,7 @@ async def begin_work_item(db: Database, identity: WorkerIdentity, lock: WorkLock
         "activity": Int8(activity_id),
         "token": lock.token,
         "attempt": Int8(attempt),
+        "pause": float(pause),
     }
     return bool(await db.connections.quick.run(_SQL["begin"], params))
 

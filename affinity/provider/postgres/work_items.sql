@@ -169,7 +169,7 @@ WITH ours AS MATERIALIZED (
 ), given AS (
     UPDATE worker_queue q
     SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
-        visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE q.visible_at END,
+        visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE least(q.visible_at, clock()) END,
         attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
         unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
         needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END, last_error = coalesce(o.error, q.last_error),
@@ -197,8 +197,8 @@ WITH ours AS MATERIALIZED (
 )
 SELECT n FROM ours
 
--- begin: count a delivery that its fetch did not count
-UPDATE worker_queue SET attempts = greatest(attempts, %(attempt)s)
+-- begin: count a delivery that its fetch did not count; if its worker ends, the item comes again behind others
+UPDATE worker_queue SET attempts = greatest(attempts, %(attempt)s), visible_at = clock() + %(pause)s * interval '1 s'
 WHERE instance_id = %(instance)s AND execution_id = %(execution)s AND activity_id = %(activity)s
   AND lock_token = %(token)s AND lock_incarnation = %(incarnation)s AND locked_until > clock()
 RETURNING 1
@@ -211,7 +211,7 @@ WITH unknown_lock AS MATERIALIZED (
 )
 UPDATE worker_queue q
 SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
-    attempts = q.attempts - (q.lock_token <> ALL (%(delivered)s))::int
+    visible_at = least(q.visible_at, clock()), attempts = q.attempts - (q.lock_token <> ALL (%(delivered)s))::int
 FROM unknown_lock u
 WHERE q.instance_id = u.instance_id AND q.execution_id = u.execution_id AND q.activity_id = u.activity_id
 RETURNING 1

@@ -85,14 +85,14 @@ def release_unknown_locks(
     tx: Tx, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
 ) -> int:
     tokens = {"known": _tokens(known), "delivered": _tokens(delivered)}
-    return tx.run(SQL["release_unknown_locks"], {"incarnation": identity.incarnation, **tokens})
+    return tx.run(SQL["release_unknown_locks"], {"incarnation": identity.incarnation, "now": tx.now, **tokens})
 
 
-def begin(tx: Tx, identity: WorkerIdentity, lock: WorkLock, attempt: int) -> bool:
+def begin(tx: Tx, identity: WorkerIdentity, lock: WorkLock, attempt: int, *, pause: float) -> bool:
     (held,) = find(tx, [lock])
     if held is None or held.incarnation != identity.incarnation:
         return False
-    return tx.run(SQL["begin"], {"id": held.id, "attempt": attempt}) > 0
+    return tx.run(SQL["begin"], {"id": held.id, "attempt": attempt, "visible_at": tx.now + pause}) > 0
 
 
 def _tokens(locks: Sequence[WorkLock]) -> str:

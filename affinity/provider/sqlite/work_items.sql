@@ -33,7 +33,7 @@ DELETE FROM worker_queue WHERE id IN (SELECT value FROM json_each(:rows));
 UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
     route = iif(route = 'blocked', route, :route),
-    visible_at = CASE WHEN :delay > 0 THEN :now + :delay ELSE visible_at END,
+    visible_at = CASE WHEN :delay > 0 THEN :now + :delay ELSE min(visible_at, :now) END,
     attempts = attempts - :uncounted,
     failures = failures + :failed,
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END,
@@ -44,13 +44,13 @@ UPDATE worker_queue SET
         coalesce(takeover_after, fail_after), coalesce(fail_after, takeover_after)))
 WHERE id = :id;
 
--- begin: count a delivery that its fetch did not count
-UPDATE worker_queue SET attempts = max(attempts, :attempt) WHERE id = :id;
+-- begin: count a delivery that its fetch did not count; if its worker ends, the item comes again behind others
+UPDATE worker_queue SET attempts = max(attempts, :attempt), visible_at = :visible_at WHERE id = :id;
 
 -- release_unknown_locks: free items locked under tokens that this incarnation does not know; `delivered` keep their attempt
 UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
-    attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))
+    visible_at = min(visible_at, :now), attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))
 WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM json_each(:known));
 
 -- insert: queue items; an item that comes with a token is locked to the committer

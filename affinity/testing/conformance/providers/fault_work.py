@@ -130,7 +130,7 @@ async def begin_work_item(fixtures: FaultFixtures) -> Attempt:
         assert await fixtures.clean.give_back(item) == [True]
         await fixtures.assert_comes_again(item, attempts=2)
 
-    return returns(True, lambda: fixtures.provider.begin_work_item(fixtures.me, item.lock, 1), then)
+    return returns(True, lambda: fixtures.provider.begin_work_item(fixtures.me, item.lock, 1, pause=0.0), then)
 
 
 async def ack_work_item(fixtures: FaultFixtures) -> Attempt:

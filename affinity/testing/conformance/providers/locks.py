@@ -179,6 +179,25 @@ class LockRules(Rules):
         await a.release_unknown(delivered=items)
         assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
 
+    async def test_an_item_that_ends_its_worker_comes_again_behind_others(self, cluster: Cluster) -> None:
+        """It waits for the pause that its worker has set, and others are delivered meanwhile; given back it waits no
+        longer (contract: begin_work_item).
+        """
+        a = await cluster.worker("a")
+        await cluster.enqueue(None)
+        item = await a.take_one(uncounted_after=0)
+        assert await a.begin(item, pause=60.0)
+        await cluster.enqueue(None)
+        again = await cluster.worker("a")
+        other = await again.take_one(uncounted_after=0)
+        assert other.lock.key != item.lock.key
+        assert await again.take() == []
+        assert await again.begin(other, pause=60.0)
+        assert await again.give_back(other) == [True]
+        assert await again.ack(await again.take_one(uncounted_after=0)) == [True]
+        await cluster.advance(61)
+        assert (await again.take_one(uncounted_after=0)).lock.key == item.lock.key
+
     async def test_a_claim_counts_a_delivery_as_any_fetch(self, cluster: Cluster) -> None:
         """A fetch that claims a session counts deliveries like any other fetch (contract:
         FetchOptions.uncounted_after).

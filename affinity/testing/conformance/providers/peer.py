@@ -140,8 +140,8 @@ class Peer:
     async def release_unknown(self, *known: WorkLock, delivered: Sequence[WorkItem] = ()) -> int:
         return await self.provider.release_unknown_locks(self.identity, known, [item.lock for item in delivered])
 
-    async def begin(self, item: WorkItem) -> bool:
-        return await self.provider.begin_work_item(self.identity, item.lock, item.attempts)
+    async def begin(self, item: WorkItem, *, pause: float = 0.0) -> bool:
+        return await self.provider.begin_work_item(self.identity, item.lock, item.attempts, pause=pause)
 
     async def end_waits(self, tag_timeout: float | None = None, limit: int = 100) -> EndedWaits:
         return await self.provider.end_waits(
