@@ -242,8 +242,8 @@ class Request(NamedTuple):
 
 
 class InheritedRequest(NamedTuple):
-    """A request that a journal takes over from its base. It expires together with the base's pending request of this
-    id; without one, never.
+    """A request that a journal takes over from its base, or from an export. It expires together with the base's pending
+    request of this id; without one, at ``expires_at``.
     """
 
     request_id: str
@@ -252,6 +252,7 @@ class InheritedRequest(NamedTuple):
     wake_id: str | None
     seq: int  # the first entry that retention keeps for it
     created_at: datetime
+    expires_at: datetime | None = None  # None: never
 
 
 class Revisit(NamedTuple):
@@ -367,14 +368,15 @@ class JournalCreation:
     """Creates a journal, empty or from others, which must exist. So lineage has no cycles. It writes a row for each
     parent and each entry of its own, and none for the entries of its base.
 
-    The new journal has no revisits. Inputs that the base has not processed are pending in it too. So are ``requests``:
-    base and new journal answer them independently.
+    The new journal has no revisits but ``revisits``. Inputs that the base has not processed are pending in it too. So
+    are ``requests``: base and new journal answer them independently.
     """
 
     session_id: str
     kind: str  # of the conversation
     start: JournalStart  # of its instance, which is created with it
-    # Sent to the instance if inputs are pending, or a request that expires; `SEQ_MARK` becomes the last number.
+    # Sent to the instance if inputs are pending, a request that expires, or a revisit; `SEQ_MARK` becomes the last
+    # number.
     message: str | None = None
     lineage: LineageKind | None  # None: it begins empty
     operator: str  # what made it, for people; empty for a journal that begins empty
@@ -394,6 +396,7 @@ class JournalCreation:
     state: SessionState | None = None  # a state in place of a copy
     state_times: RecordTimes | None = None  # times of the record of ``state``; a future time becomes now. None: now
     requests: Sequence[InheritedRequest] | None = ()  # None: the requests that are pending in the base, after the turn
+    revisits: Sequence[Revisit] = ()  # of an import
     home: str | None = None  # session on whose lease its wakes run; None: its own
     about: Description | None = None
 

@@ -12,7 +12,7 @@ earlier entry; the state that ``Conversations(rebuild=...)`` returns for the ent
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -23,7 +23,15 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity import errors
-from affinity.conversation.events import AgentMessage, Content, JournalEntry, UserMessage, text_of
+from affinity.conversation.events import (
+    AgentMessage,
+    AnswerEvent,
+    Content,
+    JournalEntry,
+    UserInterrupt,
+    UserMessage,
+    text_of,
+)
 from affinity.conversation.follow import entries_removed
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
@@ -31,10 +39,12 @@ from affinity.conversation.reading import LineageReads, all_entries, all_wakes
 from affinity.conversation.transfer import (
     CALL,
     Imported,
+    LeftOut,
     entry_line,
     lineage_lines,
     record_line,
     shown_extras,
+    waiting_lines,
     wake_line,
 )
 from affinity.conversation.usage import Share, Spent, UsageCounter, extras_of, spent_before, total_of, united
@@ -48,6 +58,7 @@ from affinity.journal import (
     JournalRange,
     LineageKind,
     NewEntry,
+    PendingWork,
 )
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.readback import json_of
@@ -58,6 +69,9 @@ from affinity.tasks import call_here
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
 """Writes a summary of entries. The usage of an `AgentMessage` counts for the new conversation."""
+
+ReadPending: TypeAlias = Callable[[str], Awaitable[PendingWork | None]]
+"""Reads what waits in a conversation."""
 
 MAX_EXTRAS: Final = 16 * 1024
 """Bytes of the extras of a lineage."""
@@ -259,10 +273,10 @@ class CreationPlanner:
             home=_home_beside(own, source, made_by.get("beside")),
         )
 
-    async def export(self, source: str) -> AsyncIterator[str]:
+    async def export(self, source: str, pending: ReadPending) -> AsyncIterator[str]:
         """See `LineageCalls.export`."""
         lineage = await self._lineage(source)
-        record, page = await self._snapshot(source)
+        record, page, waiting = await self._whole(source, pending)
         # Retention has removed entries: an import counts what all of a writer have used.
         spent = spent_before(lineage) if lineage[0].used == "{}" else await self._spent(source)
         for line in lineage_lines(lineage, page, extras_of(spent)):
@@ -272,6 +286,8 @@ class CreationPlanner:
         async for wake in all_wakes(self.reads.wakes, source):
             if wake.seq <= page.last_seq:
                 yield wake_line(wake)
+        for line in waiting:
+            yield line
         head, after, more = page, 0, True
         while more:
             query = JournalQuery(session_id=source, after=after, before=head.last_seq + 1, limit=MAX_PAGE)
@@ -284,8 +300,37 @@ class CreationPlanner:
                 yield entry_line(entry)
             after, more = (page.entries[-1].seq if page.entries else after), page.more
 
-    async def imported(self, new_id: str, found: Imported, *, times: ImportTimes) -> JournalCreation:
+    async def _whole(
+        self, source: str, pending: ReadPending
+    ) -> tuple[SessionRecord | None, JournalPage, Sequence[str]]:
+        """As `_snapshot`, with the lines of what waited then: inputs may come meanwhile, and resolve requests."""
+        for _ in range(SNAPSHOTS):
+            work = await pending(source)
+            record, page = await self._snapshot(source)
+            if work is None or work.journal_id != page.journal_id:
+                continue
+            query = JournalQuery(session_id=source, after=work.last_seq, before=page.last_seq + 1, limit=MAX_PAGE)
+            since = await self.page(query)
+            if since.more or page.processed != work.processed or not all(each.is_input for each in since.entries):
+                continue
+            events = [self._kind.types.read(each).event for each in since.entries]
+            if any(isinstance(event, UserInterrupt) for event in events):  # it drops all
+                return record, page, waiting_lines(work, [], [])
+            answered = {event.request_id for event in events if isinstance(event, AnswerEvent)}
+            requests = [each for each in work.requests if each.request_id not in answered]
+            return record, page, waiting_lines(work, requests, work.revisits)
+        raise self._contention(source)
+
+    async def imported(
+        self, new_id: str, found: Imported, *, times: ImportTimes, without: Collection[LeftOut]
+    ) -> JournalCreation:
         """See `LineageCalls.import_`."""
+        for kind, names in found.left_out.items():
+            if kind not in without:
+                raise errors.InvalidOptions(
+                    f"the conversation had {kind} that are not over and cannot go on in a copy: {', '.join(names[:5])}."
+                    f" Export it when they are over, or leave them out: without={{{kind!r}}}"
+                )
         if found.conversation.kind != self._kind.name:
             raise errors.ConversationKindMismatch(
                 new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
@@ -305,10 +350,13 @@ class CreationPlanner:
             parents=[],
             processed=found.processed,
             wakes=found.wakes,
+            requests=found.requests,
+            revisits=found.revisits,
             entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
             state=state,
             state_times=found.times if is_kept else None,
-            options={"times": times, "state": _digest(state), "entries": _entries_digest(found.entries)},
+            options={"times": times, "state": _digest(state), "entries": _entries_digest(found.entries)}
+            | {f"without {kind}": True for kind in without},
         )
 
     async def is_taken(self, new_id: str) -> bool:
@@ -405,7 +453,11 @@ class CreationPlanner:
             found = await self._records.ancestors(source, 1)
             if [*map(_version, found)] == ([] if record is None else [_version(record)]):
                 return record, page
-        raise errors.Contention(
+        raise self._contention(source)
+
+    @staticmethod
+    def _contention(source: str) -> errors.Contention:
+        return errors.Contention(
             f"conversation {source!r} ran a wake in each of {SNAPSHOTS} attempts to read its state with its entries: "
             "try again, while it runs less"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
@@ -13,7 +13,7 @@ from affinity.conversation.events import JournalEntry
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, all_wakes, check_seq
-from affinity.conversation.transfer import read_lines
+from affinity.conversation.transfer import LeftOut, read_lines
 from affinity.conversation.views import EndedWake, wake_of
 from affinity.errors import QuotaExceeded
 from affinity.journal import JournalCreation
@@ -204,29 +204,40 @@ class LineageCalls(CommonCalls[M], Generic[M]):
     @uninterrupted
     async def export(self) -> AsyncIterator[str]:
         """The conversation as lines of JSON, without the newline: itself, with title, owner and labels, its ancestors,
-        its record of state, and its entries as far as they are there at the beginning, which fit each other. `import_`
-        reads them.
+        its record of state, its requests and revisits, and its entries as far as they are there at the beginning, which
+        fit each other. `import_` reads them.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: as for `fork`; or it was deleted meanwhile.
             EntriesRemoved: retention has removed entries meanwhile.
+            Contention: wakes end so quickly that no state is read that fits the entries.
         """
-        async for line in self._planner.export(self.conversation_id):
+        async for line in self._planner.export(self.conversation_id, self._client.journals.pending):
             yield line
 
     @action("import", "conversation", "conversation_id")
     async def import_(
-        self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes], *, times: ImportTimes = "kept"
+        self,
+        lines: Iterable[str | bytes] | AsyncIterable[str | bytes],
+        *,
+        times: ImportTimes = "kept",
+        without: Collection[LeftOut] = (),
     ) -> None:
-        """Make this conversation from an `export`: entries, numbered from 1, and state. The lineage that it had is in
-        its extras, under "exported". It is one transaction; repeated, it changes nothing.
+        """Make this conversation from an `export`: entries, numbered from 1, state, requests that wait for an answer,
+        each with its id, and revisits. The lineage that it had is in its extras, under "exported". It is one
+        transaction; repeated, it changes nothing. A terminated conversation is open again; resources stay behind.
 
         Args:
             lines: a file open for reading, an `export` of another database, …
             times: of the entries and of the record of state. "kept" writes the exported times; a time of the record
-                that is in the future becomes now. "now" writes the time of the import.
+                that is in the future becomes now. "now" writes the time of the import. Requests expire, and revisits
+                are due, when they were.
+            without: "delegations", "steps": of what cannot go on in a copy, the kinds that are left out. An import
+                of a conversation that waits for children or runs, or whose wake has begun steps and has not ended, is
+                refused otherwise.
 
         Raises:
+            InvalidOptions: something is to be left out, and is not named in ``without``.
             InvalidInput: a line is none of an export; the message has its number.
             SessionRecordRefused: the record of state is of another kind; or it could not be loaded, if this handle
                 knows the `Conversations`, and not their kind alone.
@@ -234,8 +245,10 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             ConversationExists, QuotaExceeded: as for `fork`.
         """
         check_choice("times", times, ImportTimes)
+        for kind in without:
+            check_choice("without", kind, LeftOut)
         found = await read_lines(lines)
-        await self._derive(self.conversation_id, self._planner.imported, found, times=times)
+        await self._derive(self.conversation_id, self._planner.imported, found, times=times, without=without)
 
     async def _derive(self, new_id: str, plan: Any, *args: Any, **options: Any) -> M:
         for left in reversed(range(_PLANS)):

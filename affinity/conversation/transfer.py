@@ -1,11 +1,14 @@
 """Export and import of conversations: one JSON object a line.
 
 The first line is the conversation (``conversation``), then come its ancestors, nearest first (``ancestor``), its record
-of state (``record``, as `affinity.session.transfer` has it), its ended wakes (``wake``) and its entries (``entry``),
-oldest first.
+of state (``record``, as `affinity.session.transfer` has it), its ended wakes (``wake``), its pending requests
+(``request``) and revisits (``revisit``), what it waits for and has not ended (``delegation``), the steps of a wake that
+has not ended (``step``), and its entries (``entry``), oldest first.
 
-An import makes a conversation with these entries, numbered from 1, and this state. It has no parents; the lineage that
-it had, as far as its nearest ancestors, is kept in its extras. Requests and revisits are not exported.
+An import makes a conversation with these entries, numbered from 1, this state, these requests and revisits. It has no
+parents; the lineage that it had, as far as its nearest ancestors, is kept in its extras. Delegations and steps cannot
+go on elsewhere: it is refused, unless it is told to leave them out. Streamed parts, the home, and the end of a
+terminated conversation are not exported.
 
 Numbers of entries in payloads become the numbers that these entries have now. What a merge had copied has numbers of
 another conversation, so it has none here.
@@ -17,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonValue, model_validator
 from pydantic_core import from_json, to_json
@@ -28,10 +31,14 @@ from affinity.journal import (
     Description,
     EndOutcome,
     Entry,
+    InheritedRequest,
     JournalLineage,
     JournalPage,
     JournalWake,
     NewEntry,
+    PendingWork,
+    Request,
+    Revisit,
     check_description,
 )
 from affinity.limits import check_depth, check_id, check_payload
@@ -39,6 +46,9 @@ from affinity.records import RecordTimes, SessionRecord, SessionState
 from affinity.session.transfer import Time, line_of, numbered_lines, read_line
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
+
+LeftOut: TypeAlias = Literal["delegations", "steps"]
+"""What cannot go on elsewhere: children and runs that work for the conversation; steps of a wake that has not ended."""
 
 FORMAT: Final = 1
 
@@ -129,6 +139,32 @@ class _Wake(BaseModel):
     error: str | None
 
 
+class _Request(BaseModel):
+    """A pending request."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+    request_id: _Id
+    kind: Annotated[str, AfterValidator(check_kind)]
+    payload: dict[str, JsonValue]
+    wake_id: _Id | None
+    created_at: Time
+    expires_at: Time | None
+
+
+class _Revisit(BaseModel):
+    """A pending revisit."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+    key: _Id
+    due_at: Time
+    priority: int
+    reason: str
+    note: JsonValue
+    wake_id: _Id | None
+
+
 @dataclass(slots=True, kw_only=True)
 class Imported:
     """The contents of the lines of an export."""
@@ -141,6 +177,23 @@ class Imported:
     seqs: list[int] = field(default_factory=list)  # numbers of the entries in the export
     ended: dict[int, _Wake] = field(default_factory=dict)
     event_ids: set[str] = field(default_factory=set)
+    waiting: list[_Request] = field(default_factory=list)
+    revisits: list[Revisit] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)  # names of what cannot go on, by `LeftOut`
+
+    @property
+    def requests(self) -> list[InheritedRequest]:
+        """The pending requests, with the numbers that their entries have now."""
+        first: dict[str | None, int] = {}
+        for seq, entry in enumerate(self.entries, 1):
+            first.setdefault(entry.wake_id, seq)
+        return [
+            InheritedRequest(
+                *(each.request_id, each.kind, to_json(each.payload).decode(), each.wake_id),
+                *(first.get(each.wake_id, 1), each.created_at, each.expires_at),
+            )
+            for each in self.waiting
+        ]
 
     @property
     def extras(self) -> dict[str, JsonValue]:
@@ -235,6 +288,14 @@ def wake_line(wake: JournalWake) -> str:
     return _line("wake", wake._asdict())
 
 
+def waiting_lines(work: PendingWork, requests: Iterable[Request], revisits: Iterable[Revisit]) -> list[str]:
+    """The lines of what waits."""
+    lines = [_line("request", {**request._asdict(), "payload": from_json(request.payload)}) for request in requests]
+    lines += [_line("revisit", {**revisit._asdict(), "note": from_json(revisit.note)}) for revisit in revisits]
+    lines += [_line("delegation", delegation.child) for delegation in work.delegations]
+    return lines + [_line("step", step.key) for step in work.steps]
+
+
 def entry_line(entry: Entry) -> str:
     """The line of an entry."""
     about = {
@@ -287,6 +348,16 @@ def _take(found: Imported | None, number: int, line: str | bytes) -> Imported:
     elif what == "wake":
         wake = _Wake.model_validate(value)
         found.ended[wake.seq] = wake
+    elif what == "request":
+        found.waiting.append(_Request.model_validate(value))
+    elif what == "revisit":
+        revisit = _Revisit.model_validate(value)
+        note = check_payload(check_depth(to_json(revisit.note).decode(), "it"), "it")
+        found.revisits.append(
+            Revisit(revisit.key, revisit.due_at, revisit.priority, revisit.reason, note, revisit.wake_id)
+        )
+    elif what in {"delegation", "step"}:
+        found.left_out.setdefault(f"{what}s", []).append(check_id(value, "it"))
     elif what == "entry":
         found.add(_Entry.model_validate(value))
     else:
@@ -313,5 +384,5 @@ def shown_extras(text: str) -> dict[str, JsonValue]:
     return {name: value for name, value in found.items() if name != CALL} if isinstance(found, dict) else {}
 
 
-def _line(what: str, value: dict[str, Any]) -> str:
+def _line(what: str, value: Any) -> str:
     return to_json({what: value}).decode()

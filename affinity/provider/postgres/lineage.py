@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from affinity.errors import AccessDenied
-from affinity.journal import CreationResult, JournalCreation, JournalLineage
+from affinity.journal import CreationResult, InheritedRequest, JournalCreation, JournalLineage
 from affinity.provider.lineage import to_lineage
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
@@ -68,9 +68,8 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
             )
             for entry in creation.entries
         ],
-        "requests": None
-        if creation.requests is None
-        else [(*each[:-1], each.created_at.isoformat()) for each in creation.requests],
+        "requests": None if creation.requests is None else [_request_columns(each) for each in creation.requests],
+        "revisits": [(each.key, each.due_at.isoformat(), *each[2:]) for each in creation.revisits],
         "processed": creation.processed,
         "wakes": list(creation.wakes),
         "copies_state": creation.copies_state,
@@ -78,6 +77,11 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
         "about": creation.about,
         **({} if creation.state is None else _state_document(creation.state, creation.state_times)),
     }
+
+
+def _request_columns(request: InheritedRequest) -> tuple[Any, ...]:
+    expires_at = None if request.expires_at is None else request.expires_at.isoformat()
+    return (*request[:5], request.created_at.isoformat(), expires_at)
 
 
 def _state_document(state: SessionState, times: RecordTimes | None) -> Mapping[str, Any]:

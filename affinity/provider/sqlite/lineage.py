@@ -191,14 +191,21 @@ def _add_requests(tx: Tx, creation: JournalCreation) -> None:
     if creation.requests is None:
         tx.run(SQL["copy_requests"], values)
     else:
-        rows = [(*each[:-1], each.created_at.timestamp()) for each in creation.requests]
+        rows = [
+            (*each[:5], each.created_at.timestamp(), None if each.expires_at is None else each.expires_at.timestamp())
+            for each in creation.requests
+        ]
         tx.many(SQL["add_requests"], rows, values)
+    revisits = [(creation.start.journal_id, each.key, each.due_at.timestamp(), *each[2:]) for each in creation.revisits]
+    tx.many(SQL["add_revisits"], revisits)
 
 
 def _has_work(tx: Tx, session_id: str) -> bool:
-    """Whether inputs are pending, or a request that expires."""
+    """Whether inputs are pending, a request that expires, or a revisit."""
     (work,) = journals.get_pending(tx, [session_id], limit=1, max_bytes=1)
-    return work is not None and (bool(work.inputs) or any(each.expires_at is not None for each in work.requests))
+    if work is None:
+        return False
+    return bool(work.inputs or work.revisits) or any(each.expires_at is not None for each in work.requests)
 
 
 def get(tx: Tx, session_id: str) -> list[JournalLineage]:

@@ -83,10 +83,15 @@ FROM journal_requests WHERE journal_id = :base_id ORDER BY id;
 
 -- add_requests: of a new journal; they expire as the pending ones of its base
 INSERT INTO journal_requests (journal_id, request_id, kind, payload, wake_id, seq, created_at, expires_at)
-SELECT :journal_id, j.value ->> 0, j.value ->> 1, j.value ->> 2, j.value ->> 3, j.value ->> 4, j.value ->> 5, r.expires_at
+SELECT :journal_id, j.value ->> 0, j.value ->> 1, j.value ->> 2, j.value ->> 3, j.value ->> 4, j.value ->> 5,
+    coalesce(r.expires_at, j.value ->> 6)
 FROM json_each(:rows) AS j
 LEFT JOIN journal_requests AS r ON r.journal_id = :base_id AND r.request_id = j.value ->> 0
 ORDER BY j.key;
+
+-- add_revisits: of a new journal
+INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note, wake_id)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6 FROM json_each(:rows);
 
 -- finish: a new journal, with its own entries
 UPDATE journals SET

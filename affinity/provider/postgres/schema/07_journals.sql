@@ -496,13 +496,18 @@ BEGIN
     FROM unnest(base.requests) r WHERE _creation ->> 'requests' IS NULL
     UNION ALL
     SELECT _id, n.request ->> 0, n.request ->> 1, n.request ->> 3, (n.request ->> 4)::bigint, n.place,
-        (n.request ->> 5)::timestamptz, r.expires_at, n.request ->> 2
+        (n.request ->> 5)::timestamptz, coalesce(r.expires_at, (n.request ->> 6)::timestamptz), n.request ->> 2
     FROM jsonb_array_elements(coalesce(nullif(_creation -> 'requests', 'null'), '[]')) WITH ORDINALITY AS n (request, place)
     LEFT JOIN unnest(base.requests) r ON r.request_id = n.request ->> 0;
     INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
     SELECT _id, t.wake_id, t.key, t.arguments, t.result FROM unnest(base.steps) t;
+    INSERT INTO journal_revisits (journal_id, key, due_at, priority, reason, note, wake_id)
+    SELECT _id, v.revisit ->> 0, (v.revisit ->> 1)::timestamptz, (v.revisit ->> 2)::bigint, v.revisit ->> 3, v.revisit ->> 4,
+        v.revisit ->> 5
+    FROM jsonb_array_elements(_creation -> 'revisits') AS v (revisit);
     IF _creation ->> 'message' IS NOT NULL AND (
         EXISTS (SELECT FROM journal_requests r WHERE r.journal_id = _id AND r.expires_at IS NOT NULL)
+        OR EXISTS (SELECT FROM journal_revisits v WHERE v.journal_id = _id)
         OR EXISTS (
             SELECT FROM journals j CROSS JOIN LATERAL find_entries(
                 _id, j.processed, created_seq + 1, '{}', NULL, NULL, true, false, 1)

@@ -310,7 +310,10 @@ BEGIN
     IF _creation ? 'state' THEN
         PERFORM deny_client('write the state of a session');
     ELSIF _creation ->> 'parent' IS NOT NULL OR jsonb_array_length(_creation -> 'wakes') > 0
-       OR (_creation ->> 'processed')::bigint > 0 THEN
+       OR (_creation ->> 'processed')::bigint > 0 OR jsonb_array_length(_creation -> 'revisits') > 0
+       OR EXISTS (
+           SELECT FROM jsonb_array_elements(nullif(_creation -> 'requests', 'null')) AS r (request)
+           WHERE r.request ->> 6 IS NOT NULL) THEN
         PERFORM deny_client('write what only wakes write');
     ELSIF EXISTS (
         SELECT FROM journals j

@@ -15,6 +15,7 @@ from affinity.journal import (
     JournalRetention,
     NewEntry,
     NewRequest,
+    Revisit,
 )
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import payloads, state
@@ -181,6 +182,22 @@ class JournalForkRules(Rules):
         assert await fork.requests() == []
         late = await _fork(talk, "late", 5, requests=None)
         assert [(each.request_id, each.expired) for each in (await late.pending()).requests] == [("still", True)]
+
+    async def test_a_creation_has_the_requests_and_revisits_that_it_is_given(self, cluster: Cluster) -> None:
+        """As an import has: with their times. Its instance is notified (contract: JournalCreation.revisits)."""
+        owner = await _paused(cluster, new_request("theirs"))
+        talk = owner.conversation
+        now = (await talk.requests())[0].created_at
+        given = InheritedRequest("own", "confirm", "{}", "w9", 1, now, now + timedelta(seconds=60))
+        revisit = Revisit("k", now + timedelta(seconds=30), 2, "later", '{"n":1}', "w9")
+        made = await _fork(talk, "made", None, requests=[given], revisits=[revisit])
+        work = await made.pending()
+        assert (list(work.revisits), list(work.due)) == ([revisit], [])
+        assert [(each.request_id, each.expires_at) for each in work.requests] == [("own", given.expires_at)]
+        assert await _messages(cluster, "made") == {"made": ["start", "[4]"]}
+        await cluster.advance(61)
+        work = await made.pending()
+        assert (list(work.due), [each.expired for each in work.requests]) == ([revisit], [True])
 
     async def test_the_instance_of_a_fork_is_notified_of_a_request_that_expires(self, cluster: Cluster) -> None:
         """As of inputs that wait, and of nothing else (contract: JournalCreation.message)."""
