@@ -7,9 +7,7 @@ name. Installed beside each other, the files of the later one replace files of t
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -45,21 +43,8 @@ def _has_metadata(directory: str) -> bool:
     return False
 
 
-def end_with_zero(leave: Callable[[int], object] = os._exit) -> None:
-    """End with exit code 0 at SIGTERM and SIGHUP, as a worker and a console do when they run.
-
-    Args:
-        leave: ends the process; by default whatever is being imported, of which an exception may be lost.
-    """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under `nohup`
-            signal.signal(number, lambda *_: leave(0))
-
-
 def main() -> None:
     """The command ``affinity``."""
-    if sys.argv[1:2] in (["worker"], ["console"], ["dev"]):
-        end_with_zero()  # first: imports take long
     try:
         check_installation()
     except ImportError as error:

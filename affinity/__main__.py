@@ -1,5 +1,5 @@
 """``python -m affinity``: the ``affinity`` command."""
 
-from affinity_workflows import main
+from affinity.cli import main
 
 main()

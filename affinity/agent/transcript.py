@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ from affinity.conversation.events import (
     ContextSummary,
     CustomToolResult,
     CustomToolUse,
+    DeadLetters,
     JournalEntry,
     JournalEvent,
     RequestEvent,
@@ -41,6 +42,8 @@ from affinity.tasks import call_any
 
 HISTORY: Final = 1_000
 """Entries of the journal that are the transcript at most: the last ones."""
+
+_SET_ASIDE: Final = "[a message that could not be processed was set aside]"
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEvent]], Awaitable[Content] | Content]
 """Writes a summary of events; a function that is not async runs in a thread."""
@@ -149,7 +152,7 @@ async def _summarise(
 
 
 async def _entries(wake: Wake, render: Render, *, find_summary: bool) -> list[JournalEntry]:
-    history = await wake.history(last=HISTORY)
+    history = without_dead_letters(await wake.history(last=HISTORY))
     known, others = {entry.seq for entry in history}, [each for each in history if each.wake_id not in {None, wake.id}]
     ended = await wake.wakes(after=others[0].seq - 1, limit=HISTORY) if others else []
     found = in_order([*history, *(entry for entry in wake.pending if entry.seq not in known)], ended)
@@ -171,6 +174,19 @@ def _is_later(entry: JournalEntry, wake: Wake) -> bool:
     """Whether it is an input of a later wake. An interrupt counts at once: no call begins behind it."""
     is_later = entry.wake_id is None and entry.seq > wake.read_up_to
     return is_later and not isinstance(entry.event, UserInterrupt)
+
+
+def without_dead_letters(entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    """The entries, with a notice for each input that was set aside: a model that has failed with one would fail with it
+    again. What was done for it stays.
+    """
+    dead = {
+        seq
+        for entry in entries
+        if isinstance(entry.event, DeadLetters) and not entry.is_copied  # numbers of another conversation
+        for seq in entry.event.inputs
+    }
+    return [replace(entry, event=UserMessage(_SET_ASIDE)) if entry.seq in dead else entry for entry in entries]
 
 
 def in_order(entries: Iterable[JournalEntry], ended: Iterable[EndedWake]) -> list[JournalEntry]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import secrets
-import sys
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -13,7 +12,6 @@ import click
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.errors import InvalidOptions
-from affinity_workflows import end_with_zero
 
 if TYPE_CHECKING:
     from affinity.console.serving import Login
@@ -48,7 +46,7 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     It prints an address with a token that works once, on this machine. It only reads, unless --allow names what else
     users may do. To listen on another --host it needs one of --token-file, --basic-auth-file (both files readable by
     their owner only), or --trust-header with --trusted-proxy; and --allow-host, the name in the address. It needs an
-    extra: pip install 'affinity-workflows[console]'. Exit code 0 after SIGTERM or SIGHUP, 130 after Ctrl-C.
+    extra: pip install 'affinity-workflows[console]'.
 
     Examples:
       affinity console --url postgresql://db/app
@@ -74,7 +72,6 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     path = f"/login?token={token}" if _is_default(options) else "/"
     shell.show({"url": address + path, "port": port}, lambda: click.echo(address + path))
-    end_with_zero(sys.exit)  # the server raises its signal again at its end
     uvicorn.Server(config).run([socket])
 
 

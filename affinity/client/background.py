@@ -168,10 +168,6 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
     raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
 
 
-async def _open(url: str) -> Provider:
-    return await open_provider(url, application_name="affinity client", one_connection=True, as_client=True)
-
-
 class ClientBase(AsyncBlock):
     """An open provider, with the tasks that run beside the calls. For the event loop that has opened it."""
 
@@ -185,7 +181,9 @@ class ClientBase(AsyncBlock):
             self._loop = asyncio.get_running_loop()
             self._opened = self._given
             if self._opened is None:
-                self._opened = await retry(partial(_open, self._url))
+                self._opened = await open_provider(
+                    self._url, application_name="affinity client", one_connection=True, as_client=True
+                )
                 stack.push_async_callback(self._opened.aclose)
             self._hints = HintSender(self._opened)
             self._waiters = Waiters(partial(_look_up, self._opened))

@@ -586,7 +586,7 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.provider.open_provider`.
     """
-    provider = await retry(partial(open_provider, url, application_name="affinity store", one_connection=True))
+    provider = await open_provider(url, application_name="affinity store", one_connection=True)
     try:
         yield retrying_store(provider.states, asyncio.get_running_loop(), "store")
     finally:

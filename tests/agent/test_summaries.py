@@ -78,7 +78,7 @@ async def test_one_that_cannot_be_made_is_left_out(summarise: Any) -> None:
 @pytest.mark.parametrize(
     "content", ["ä" * 5_000, [{"type": "text", "text": "x" * 3_000}, {"type": "text", "text": "y"}], "z" * 2_000_000]
 )
-@pytest.mark.parametrize("options", [{"max_bytes": 12_000}, {"max_tokens": 1_500, "count_tokens": _letters}])
+@pytest.mark.parametrize("options", [{"max_bytes": 4_000}, {"max_tokens": 1_500, "count_tokens": _letters}])
 async def test_the_end_of_a_long_one_is_cut_off(content: Any, options: Any) -> None:
     """It has a quarter of the bound, and the turns behind it half: so turns pass before the next one."""
     window = ContextWindow(**options, summarise=_given(content))

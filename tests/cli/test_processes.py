@@ -63,32 +63,6 @@ def test_a_worker_shows_a_script_how_it_ended(directory: Path) -> None:
     assert json.loads(stdout) == {"worker_id": "cook", "signal": "SIGTERM", "drained": True}
 
 
-SLOW = "import signal, time\nprint('importing', flush=True)\ntime.sleep(60)\n"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize(("module", "command"), [("slow_app", ["worker", "slow_app:app"]), ("uvicorn", ["console"])])
-def test_a_signal_during_the_start_ends_it_with_zero(
-    directory: Path, module: str, command: list[str], number: signal.Signals
-) -> None:
-    """While modules are imported, of the application or of ours."""
-    (directory / f"{module}.py").write_text(SLOW)
-    path = os.pathsep.join([str(directory), os.environ.get("PYTHONPATH", "")])
-    with launch(*command, stdout=subprocess.PIPE, variables={"PYTHONPATH": path}) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "importing\n"
-        process.send_signal(number)
-        assert process.wait(PATIENCE) == 0
-
-
-def test_a_console_that_is_signalled_ends_with_zero(directory: Path) -> None:
-    with launch("console", "--port", "0", stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("http://")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-
-
 APP = """import logging
 import affinity
 

@@ -16,7 +16,6 @@ from affinity.cli.loading import load_app
 from affinity.cli.output import cell, clock, pairs, printable, seconds, table
 from affinity.cli.shell import exit_code
 from affinity.cli.worker import worker
-from affinity.client import calls
 from affinity.errors import (
     AffinityError,
     ConnectionLost,
@@ -66,10 +65,10 @@ def test_nothing_to_show_is_shown(values: list[tuple[str, object]], capsys: pyte
 def test_every_command_has_help_and_the_common_options(name: str) -> None:
     found = main.get_command(CONTEXT, name)
     assert found is not None
-    lines: list[tuple[str, ...]] = [(name,)]
+    calls: list[tuple[str, ...]] = [(name,)]
     if isinstance(found, click.Group) and not found.invoke_without_command:
-        lines = [(name, each) for each in found.commands]
-    for words in lines:
+        calls = [(name, each) for each in found.commands]
+    for words in calls:
         text = succeed(*words, "--help")
         assert "--json" in text
         assert ("--url" in text) == (name != "stop")  # which asks no database
@@ -126,7 +125,6 @@ def test_the_url_of_the_command_wins_over_the_group_and_the_environment(monkeypa
 
 def test_a_password_on_the_command_line_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """All users of the machine see it; the environment is visible to the user only."""
-    monkeypatch.setattr(calls, "RETRY_SECONDS", 0.0)
     warning = "can be read by every user of this machine (`ps`): put the URL into AFFINITY_URL"
     for arguments in (
         ["list", "--url", UNREACHABLE],

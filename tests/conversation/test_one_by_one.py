@@ -8,9 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
+import affinity
 from affinity import AgentMessage, RetryPolicy, UserInterrupt, UserMessage, Wake
 from affinity.conversation import ChildEnded
 from affinity.errors import StepFailed, WakeFailed, WakeMisuse
+from affinity.testing import Env
 from tests.conversation.application import Chat, Stage, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -208,3 +210,42 @@ async def test_a_delegation_fails_with_its_own_input_only(url: str) -> None:
         await until(have_ended)
         outcomes = [each.event.text for each in await talk.history(kinds=[AgentMessage])]  # type: ignore[attr-defined]
     assert sorted(outcomes) == ["completed"] * 3 + ["failed"]
+
+
+async def test_an_input_that_ends_its_process_takes_no_other_along() -> None:
+    """Its wake is poisoned, once with all and once alone."""
+    runs: list[list[str]] = []
+    inside, free = anyio.Event(), anyio.Event()
+
+    async def handle(wake: Wake, chat: Chat) -> None:
+        texts = [event.text for event in wake.events if isinstance(event, UserMessage)]
+        runs.append(texts)
+        if "bad" in texts or "first" in texts:
+            inside.set()
+            await (free.wait() if "first" in texts else anyio.sleep_forever())
+        wake.append(AgentMessage(f"re: {texts}"))
+
+    chats, app = make(handle), affinity.App("poison")
+    app.include(chats)
+    async with Env(app, options=affinity.RuntimeOptions(max_attempts=2)) as env:
+        talk = env.client.conversation(chats, "c")
+        await talk.send(UserMessage("first"))
+        await _passed(inside)
+        numbers = [await talk.send(UserMessage(text)) for text in ("a", "bad", "b")]
+        inside = anyio.Event()
+        free.set()
+        for _ in range(4):
+            await _passed(inside)
+            inside = anyio.Event()
+            await env.crash()
+        assert (await talk.reply(numbers[0])).text == "re: ['a']"
+        with pytest.raises(WakeFailed) as failed:
+            await talk.reply(numbers[1])
+        assert failed.value.error_type == "ActivityPoisoned"
+        assert (await talk.reply(numbers[2])).text == "re: ['b']"
+    assert runs == [["first"], *[["a", "bad", "b"]] * 2, ["a"], ["bad"], ["bad"], ["b"]]
+
+
+async def _passed(event: anyio.Event) -> None:
+    with anyio.fail_after(30):
+        await event.wait()
