@@ -63,8 +63,9 @@ class ReadBack:
         """
         if self.is_open or ((self._floats or not fits) and (b"null" if isinstance(text, bytes) else "null") in text):  # type: ignore[operator]
             return False
-        if any(one.__subclasses__() for one in self._classes):  # an instance of one may have more fields
-            return False
+        for one in self._classes:
+            if one.__subclasses__():  # an instance of one may have more fields
+                return False
         return len(text) <= MAX_DIGITS or not _has_long_number(text)
 
     def _is_closed(self, schema: Any) -> bool:
@@ -159,7 +160,12 @@ def json_of(value: Any) -> tuple[str, Any]:
 
 def is_one_shot(value: Any) -> bool:
     """Whether the value is used up when its items are read: a generator, a map, an iterator."""
-    return hasattr(type(value), "__next__")
+    return _is_iterator(cast(Any, type(value)))
+
+
+@lru_cache(maxsize=4096)  # of a model's class, an attribute that it has not costs several microseconds
+def _is_iterator(kind: Any) -> bool:
+    return hasattr(kind, "__next__")
 
 
 def find_one_shot(value: Any) -> str | None:

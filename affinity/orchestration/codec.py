@@ -61,7 +61,8 @@ class Codec:
                 pass_interrupt(error)
                 self._refuse_one_shot(value)
                 value, text = self._encode_converted(value)
-        self._check_size(text)
+        if len(text) > self._short:  # a shorter one is neither too deep nor too large
+            self._check_size(text)
         return text if self._read_back.is_certain(text) else self._checked(value, text)
 
     def decode(self, text: str) -> Any:
@@ -88,8 +89,7 @@ class Codec:
             raise self._refusal(f"{place.removeprefix('.')}: an iterator can be read once: make it a list")
 
     def _check_size(self, text: str) -> None:
-        if len(text) > self._short:  # a shorter one is neither too deep nor too large
-            check_payload(check_depth(text, self.what), self.what, self._limit)
+        check_payload(check_depth(text, self.what), self.what, self._limit)
 
     def _checked(self, value: Any, text: str) -> str:
         """The text, or another one from which the value is read back as it was given."""
