@@ -43,11 +43,11 @@ def crowd(run: Run) -> Report:
     places = {FEW: run.sized(RuntimeOptions().max_sessions_per_runtime, 4), ALL: len(ids)}
 
     def measure(name: str) -> None:
-        run.note(report, case, name, _write(run, ids, places[name]))
+        run.note(report, f"{case}, {name}", run.ours, _write(run, ids, places[name]))
 
     over_rounds(run.rounds, [partial(measure, name) for name in places])
     for metric in (FIRST, SECOND):
-        few, every = report.median(case, FEW, metric), report.median(case, ALL, metric)
+        few, every = (report.median(f"{case}, {name}", run.ours.name, metric) for name in (FEW, ALL))
         report.bar(f"{case}: {metric.name}, times {ALL}", few / every if few and every else None, TIMES_BAR, "less")
     return report
 
