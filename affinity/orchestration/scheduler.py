@@ -595,8 +595,8 @@ class Task(DurableFuture[T]):
                 self._variables.run(self._coroutine.close)
             except RuntimeError:  # it awaited in its cleanup: close it again, else the interpreter warns at its exit
                 continue
-            except BaseException:  # noqa: S110 - no caller is left to receive it
-                pass
+            except BaseException as error:  # no caller is left to receive it
+                pass_interrupt(error)
             return
 
     def _enqueue(self) -> None:

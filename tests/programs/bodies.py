@@ -47,6 +47,7 @@ class Wait:
 
     name: int = 0
     hold: int | None = None  # session
+    picky: bool = False  # half of the events do not fit
     do: Literal["wait"] = "wait"
 
 
@@ -212,7 +213,7 @@ _LEAVES: Final[SearchStrategy[Statement]] = st.one_of(
     _activities(),
     _activities(),
     st.builds(Timer, seconds=_seconds),
-    st.builds(Wait, name=_names, hold=st.none() | _sessions),
+    st.builds(Wait, name=_names, hold=st.none() | _sessions, picky=st.sampled_from((False, False, True))),
     st.builds(Answer),
     st.builds(SendToConversation, to=st.integers(0, 2), waits=st.sampled_from((False, False, False, True))),
     st.builds(Moved, session=_sessions),

@@ -6,9 +6,10 @@ import decimal
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
+from pydantic import Field
 
 import affinity
 from affinity.errors import ActivityError, OrchestrationCancelled, OrchestrationFailed
@@ -25,6 +26,9 @@ SOFT_SECONDS: Final = 40.0
 IMPATIENT_SECONDS: Final = 70.0
 HOLD_SECONDS: Final = 90.0
 LIMIT_SECONDS: Final = 12.0
+
+PICKY: Final = Annotated[str, Field(pattern="[0-7]$")]
+"""The type of a wait that half of the events fit: they are random ids."""
 
 app: Final = affinity.App(NAME)
 
@@ -239,7 +243,8 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
         case bodies.Wait():
             held = None if statement.hold is None else session_id(statement.hold)
             hold_for = None if held is None else HOLD_SECONDS
-            return ctx.schedule_wait(event_name(statement.name), hold_session=held, hold_for=hold_for)
+            wanted = PICKY if statement.picky else Any
+            return ctx.schedule_wait(event_name(statement.name), wanted, hold_session=held, hold_for=hold_for)
         case bodies.Answer():
             return ctx.schedule_wait(ASK)
         case bodies.Moved():
