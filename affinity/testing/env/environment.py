@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -109,11 +110,13 @@ class Env(AsyncBlock):
         self._crashing = asyncio.Lock()  # held by a start too: it has no worker of that name
         self._replaced = set[str]()  # workers that a crash in a commit has ended for good
         self._crashes: list[BackgroundTask] = []
+        self._variables = copy_context()  # of the test: a worker that a crash starts has these, as the first ones have
         self._stack = AsyncExitStack()
         self.jumps: int = 0
         """How often the clock has jumped."""
 
     async def __aenter__(self) -> Self:
+        self._variables = copy_context()
         async with AsyncExitStack() as stack:
             self._database = await self._create_database()
             stack.push_async_callback(self._database.aclose)
@@ -248,7 +251,7 @@ class Env(AsyncBlock):
             found.cut()
         self._traffic.begin()
         follow = partial(self._follow_crash, name, found, restart=restart, delay=delay or 0.0)
-        self._crashes.append(BackgroundTask(follow))
+        self._crashes.append(self._variables.copy().run(BackgroundTask, follow))
 
     async def _follow_crash(self, name: str, worker: WorkerOfEnv | None, *, restart: bool, delay: float) -> None:
         try:
