@@ -24,7 +24,8 @@ from affinity.user_code import as_error
 S = TypeVar("S")
 
 MATCHED: Final = 16
-"""This number of first writes of a codec, and later one in this number, compare the whole state with what is read."""
+MATCHED_LATER: Final = 64
+"""The first `MATCHED` writes of a codec, and later one in this number, compare the whole state with what is read."""
 
 
 class StateCodec(Protocol[S]):
@@ -111,13 +112,13 @@ class JsonCodec(Generic[S]):
         """The state in the form that was read from ``raw``, changed in place as far as possible, and whether it had
         another one.
 
-        The first states are compared as a whole, and later one in `MATCHED`; others only if something can be lost.
+        The first states are compared as a whole, and later one in `MATCHED_LATER`; others if something can be lost.
 
         Raises:
             ValueError: something of the state is not read back; the message has its place.
         """
         self._matches += 1
-        is_sample = self._matches <= MATCHED or not self._matches % MATCHED
+        is_sample = self._matches <= MATCHED or not self._matches % MATCHED_LATER
         if not is_sample and (self._read_back.is_certain(raw, fits=True) or state == read):
             return state, False
         if (loss := find_loss(state, read)) is not None:
