@@ -57,6 +57,7 @@ class FailingProvider:
     """A provider whose verbs first raise the errors that are queued for them."""
 
     errors: dict[str, list[ProviderError]] = field(default_factory=dict)
+    database: str = "a database"
     calls: list[tuple[str, int]] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     existing: dict[str, Generation] = field(default_factory=dict)
