@@ -15,13 +15,12 @@ from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
-from affinity.conversation.kept_state import is_kept, put_last
+from affinity.conversation.kept_state import is_kept, is_of_step, put_last
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
 from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
 from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
-from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams
 from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
@@ -139,7 +138,7 @@ class Attempt(Generic[S]):
         )
         if self.alone is not None:
             wake = self.alone["wake"]
-            self.writing.kept_steps += [each for each in self.work.steps if each.wake_id == wake and each.key != PART]
+            self.writing.kept_steps += [each for each in self.work.steps if each.wake_id == wake and is_of_step(each)]
 
     def _store(self) -> SessionStore:
         assert self.ctx.session_store is not None
@@ -287,11 +286,11 @@ class Attempt(Generic[S]):
         self.end_bytes = size
         self.writing.appends.append(append)
 
-    def _record_failure(self, failure: Failure) -> WakeOutcome:
+    async def _record_failure(self, failure: Failure) -> WakeOutcome:
         """Record that an activity of the wake has failed, which could not do so itself."""
         self._note_begin()
         error = ev.SpanError(type=failure["type"], message=failure["message"], stack=failure["stack"])
-        return self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
+        return await self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
 
     def _pause(self, name: str, error: BaseException | None) -> float | None:
         """Seconds until the next attempt; None: there is none."""
@@ -302,9 +301,9 @@ class Attempt(Generic[S]):
             return None
         return pause
 
-    def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
+    async def _close_trace(self, error: ev.SpanError, pause: float | None) -> WakeOutcome:
         if pause is None and self.alone is not None:
-            return self._set_aside_alone(error)
+            return await self._set_aside_alone(error)
         if pause is None and self._has_several:
             return self._try_alone(error)
         self._end("failed" if pause is None else "retried", error)
@@ -338,14 +337,22 @@ class Attempt(Generic[S]):
         self.alone = Alone(wake=self.task["wake"], read=self.read, due=[each.key for each in self.work.due])
         return self._enlist_more()
 
-    def _set_aside_alone(self, error: ev.SpanError) -> WakeOutcome:
+    async def _set_aside_alone(self, error: ev.SpanError) -> WakeOutcome:
         """The one input of the wake has failed for good, and others are to be tried: it is a dead letter."""
         own = [each for each in self.delegations if each not in self.task.get("delegations", [])]
         self.delegations = [each for each in self.delegations if each not in own]
         for each in own:
             self._notify_parent(each, "failed", error=error)
+        await self._put_last()
         self._note_dead_letters(error)
         return self._enlist_more()
+
+    async def _put_last(self) -> None:
+        """Put what was committed for inputs that are set aside into the state."""
+        if any(is_kept(each) for each in self.work.steps):
+            opening = self.conversations.open_state(self.ctx, self.work)
+            async with opening:
+                await put_last(opening, self.writing.session_id, self.work.steps)
 
     def _note_dead_letters(self, error: ev.SpanError) -> None:
         """Go on behind the inputs and due revisits of the wake."""
@@ -378,10 +385,7 @@ class Attempt(Generic[S]):
         self.work = replace(self.work, inputs=inputs, due=due)
         if await self._interrupt_children():
             return self._end_step()
-        if any(is_kept(each) for each in self.work.steps):
-            opening = self.conversations.open_state(self.ctx, self.work)
-            async with opening:
-                await put_last(opening, self.writing.session_id, self.work.steps)
+        await self._put_last()
         self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()

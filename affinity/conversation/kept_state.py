@@ -48,6 +48,11 @@ def is_kept(step: Step) -> bool:
     return step.key.startswith(_PREFIX)
 
 
+def is_of_step(row: Step) -> bool:
+    """Whether a row is of a step that has begun or is done, or has the state of one."""
+    return row.key.startswith(('["begun",', '["step",', _STEP))
+
+
 class Kept(NamedTuple):
     """A state that was committed."""
 

@@ -144,7 +144,7 @@ class _HandlerAttempt(Attempt[S]):
         if "terminated" in self.task:
             return await self._end_children(self.task["terminated"])
         if "failed" in self.task:
-            return self._record_failure(self.task["failed"])
+            return await self._record_failure(self.task["failed"])
         if "aside" in self.task and (outcome := await self._set_aside()) is not None:
             return outcome
         expired = [each for each in self.work.requests if each.expired]
@@ -164,7 +164,7 @@ class _HandlerAttempt(Attempt[S]):
             error = decisive_error(raised)
             if isinstance(error, SessionWriteConflict | SessionRecordTooNew) and error.session_id == of.session_id:
                 raise error from None
-            return self._fail(error)
+            return await self._fail(error)
         except BaseException:
             with anyio.move_on_after(RETRACT_SECONDS, shield=True):
                 await stream.retract()
@@ -362,7 +362,7 @@ class _HandlerAttempt(Attempt[S]):
                 self.writing.later.clear()
                 self.writing.has_later_revisit = False
 
-    def _fail(self, error: BaseException) -> WakeOutcome:
+    async def _fail(self, error: BaseException) -> WakeOutcome:
         """Record that the handler has raised."""
         logger.warning(
             "wake %s of conversation %s failed (attempt %d)",
@@ -376,4 +376,4 @@ class _HandlerAttempt(Attempt[S]):
         # The state may be staged already: the error may come from a step behind the handler.
         self.ctx.withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)
-        return self._close_trace(error_of(error), pause)
+        return await self._close_trace(error_of(error), pause)

@@ -18,21 +18,17 @@ pytestmark = pytest.mark.anyio
 class Chat(BaseModel):
     """The state of a conversation."""
 
+    paid: int = 0
+
 
 async def test_a_message_that_the_model_refuses_costs_no_other_its_reply() -> None:
-    """Neither those that came with it, which are tried one by one, nor later ones. No tool runs twice for one."""
+    """Neither those that came with it, which are tried one by one, nor later ones. Changes by tools count once."""
     inside, free = anyio.Event(), anyio.Event()
     paid: list[str] = []
 
-    @tool
-    async def pay(to: str) -> str:
-        """Pay somebody."""
-        paid.append(to)
-        return f"paid {to}"
-
     async def model(request: ModelRequest) -> ModelReply:
         texts = [each.text for each in request.events if isinstance(each, UserMessage)]
-        if "bad" in texts:
+        if "bad" in texts and request.round > 1:
             raise ValueError("the content filter refuses this")
         if texts == ["first"]:
             inside.set()
@@ -45,6 +41,13 @@ async def test_a_message_that_the_model_refuses_costs_no_other_its_reply() -> No
 
     @chats.on_wake(retry=RetryPolicy(max_attempts=2, initial_interval=0.01))
     async def handle(wake: Wake, chat: Chat) -> None:
+        @tool
+        async def pay(to: str) -> str:
+            """Pay somebody."""
+            paid.append(to)
+            chat.paid += 1
+            return f"paid {to}"
+
         await run_loop(wake, model=model, tools=[pay])
 
     app = affinity.App("refusing")
@@ -62,4 +65,6 @@ async def test_a_message_that_the_model_refuses_costs_no_other_its_reply() -> No
         assert (await talk.reply(numbers[2])).text == "re: b"
         assert (await talk.ask(UserMessage("c"))).text == "re: c"
         assert [each.event for each in await talk.dead_letters()] == [UserMessage("bad")]
-    assert paid == ["first", "a", "b", "c"]
+        async with chats.open("c", store=env.client.session_store) as stored:
+            assert stored.paid == len(paid)
+    assert paid == ["first", "b", "a", "bad", "b", "c"]
