@@ -41,6 +41,8 @@ class World:
         self.effects: Counter[str] = Counter()
         self.failures: Counter[int] = Counter()
         self.answers: Counter[int] = Counter()
+        self.misread: list[list[str]] = []
+        """What the model was given, where it is not what it was given in the undisturbed run."""
 
 
 class Agents:
@@ -48,13 +50,19 @@ class Agents:
 
     def __init__(self) -> None:
         self.world = World()
+        self.read: dict[int, list[str]] = {}
+        """What the model was given in each round of the undisturbed run."""
 
     def make_app(self) -> affinity.App:
         self.world = world = World()
 
         def effect(name: str) -> str:
             world.effects[name] += 1
+            if name != "count":  # it runs in a thread, beside another one
+                chats[-1].received.append(name)
             return f"{name}: done"
+
+        chats: list[Chat] = []
 
         @tool
         async def look() -> str:
@@ -78,6 +86,9 @@ class Agents:
 
         async def model(request: ModelRequest) -> ModelReply:
             done = len({each.message_id for each in request.events if isinstance(each, ToolUse)})
+            kinds = [each.kind for each in request.events]
+            if self.read.setdefault(done, kinds) != kinds:
+                world.misread.append(kinds)
             world.failures[done] += 1
             if world.failures[done] == 1:
                 raise ConnectionError("429")
@@ -87,6 +98,8 @@ class Agents:
             return ModelReply(calls=[ToolCall(name, name, {}) for name in ROUNDS[done]])
 
         async def handler(wake: Wake, chat: Chat) -> None:
+            chats.append(chat)
+            chat.wakes += 1
             await run_loop(wake, model=model, tools=[look, count, refund, send, close])
 
         app = affinity.App("agents")
@@ -107,7 +120,8 @@ async def work(env: Env) -> list[JournalEntry]:
 
 async def test_each_effect_is_there_once(url: str | None) -> None:
     """But of a call that ran when its process ended, which runs again, or is said to have no known outcome. The model
-    gives each answer once, or once more if its process ended before the answer was committed.
+    gives each answer once, or once more if its process ended before the answer was committed. It reads the same in each
+    attempt, and the state has each change once.
     """
     agents = Agents()
 
@@ -125,6 +139,11 @@ async def test_each_effect_is_there_once(url: str | None) -> None:
         for name, result in results.items():
             assert result.result == f"{name}: done" or (name in ONCE and _is_unknown(result)), (name, result)
             assert effects[name] or _is_unknown(result)
+        assert agents.world.misread == []
+        record = await env.client.session_manager.show("c")
+        state = Chat.model_validate_json(record.state)
+        known = [name for name, result in results.items() if not _is_unknown(result) and name != "count"]
+        assert (sorted(state.received), state.wakes) == (sorted(known), 2)
 
     matrix = await crash_matrix(agents.make_app, work, check, url=url, workers=2, kills=0)
     assert matrix.commits >= 12

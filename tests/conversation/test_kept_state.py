@@ -194,7 +194,8 @@ def tools_of(wake: Wake, cart: Cart, point: Points) -> list[Any]:
         return "ok"
 
     @tool
-    def note(n: int) -> str:
+    async def note(n: int) -> str:
+        await anyio.sleep(0)
         cart.order.append("by a tool")
         return "ok"
 

@@ -17,6 +17,7 @@ import pytest
 
 import affinity
 from affinity.conversation import AgentMessage, ConversationHandle, UserMessage
+from affinity.session.transfer import readable
 from affinity.testing import Env, crash_matrix
 from affinity.testing.crashes import MODES
 
@@ -179,6 +180,14 @@ async def reminder(env: Env, of: ModuleType) -> object:
     return await (await env.client.start(of.reminder, "ann")).wait()
 
 
+async def states_of(env: Env) -> object:
+    """The states of the conversations. The outcome of a call that was allowed, and was cut off, is not known."""
+    manager = env.client.session_manager
+    ids = [each.conversation_id async for each in env.client.list_conversations()]
+    records = [each.session_id async for each in manager.list() if each.session_id in ids]
+    return {name: readable(await manager.show(name))["state"] for name in records}
+
+
 CASES = [
     Case("hello", hello, ["hello Ada", "hello Grace"]),
     Case("fan_out", fan_out, ZEROS),
@@ -207,8 +216,12 @@ async def test_an_example_passes(case: Case, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(FOLDER / "tutorial"))  # its steps import each other
     module = importlib.import_module(f"examples.{case.module}")
 
+    states: list[object] = []
+
     async def check(env: Env, outcome: object) -> None:
         assert outcome == case.expected
+        states.append(await states_of(env))
+        assert states[-1] == states[0], "the states are not those of the undisturbed run"
         assert [each.instance_id async for each in env.client.list_instances(status=["suspended"])] == []
 
     app = (lambda: case.make(module)) if case.kills == 0 else app_of(module)
