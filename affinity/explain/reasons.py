@@ -12,6 +12,7 @@ from affinity.explain.names import ACTIVITIES, ORCHESTRATIONS, described, has_co
 from affinity.explain.outstanding import Outstanding
 from affinity.provider.contract import (
     FINISHED,
+    LEFT_BEHIND,
     SLOTS,
     HistoryCursor,
     HistoryPage,
@@ -271,6 +272,9 @@ class Explainer:
         if item.session_id is not None and taking and len(full) == len(taking):
             text = f"whose session {item.session_id!r} no worker takes: all hold as many as max_sessions_per_runtime"
             return "workers_full", text, {}
+        if taking and all(_left_behind(one) >= int(one.labels.get(SLOTS, "0")) > 0 for one in taking):
+            text = "which no worker takes: code that ignores its cancellation has all their slots; start them again"
+            return "activity_queued", text, {}
         return "activity_queued", "which no worker has taken yet", {}
 
     async def _why_held(self, session_id: str, activity: str) -> _Reason | None:
@@ -299,7 +303,15 @@ def _holding(session: SessionInfo, holder: WorkerInfo | None, activity: str) -> 
     if holder is not None and not has_code(holder, ACTIVITIES, activity):
         return "session_moving", ", which does not register the activity, and gives the session up as its work ends"
     slots = f"{holder.labels[SLOTS]} " if holder is not None and SLOTS in holder.labels else ""
-    return "holder_busy", f", which has not taken it yet: its {slots}slots (worker_concurrency) may be busy"
+    left = 0 if holder is None else _left_behind(holder)
+    busy = f"code that ignores its cancellation has {left} of its {slots}slots" if left else ""
+    text = f", which has not taken it yet: {busy or f'its {slots}slots (worker_concurrency) may be busy'}"
+    return "holder_busy", text
+
+
+def _left_behind(worker: WorkerInfo) -> int:
+    """Its slots that code has that is left behind."""
+    return int(worker.labels.get(LEFT_BEHIND, "0"))
 
 
 def _delayed(item: WorkItemInfo) -> _Reason:

@@ -160,6 +160,7 @@ class ActivityRunner:
         self._threads = _Threads()
         self._left_behind: dict[asyncio.Task[Any], str] = {}  # activities by the tasks whose code goes on
         self._reported = False
+        services.lease.left_behind = lambda: self.left_behind
         self._empty = anyio.Event()
         self.isolation: Isolation = Isolation(
             lambda: bool(self._running), self._count_isolated, self._notifier.on_slot_freed

@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Final, TypeVar
@@ -47,6 +47,7 @@ from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, Pr
 from affinity.limits import MAX_BATCH, MIN_PROBE_AFTER
 from affinity.orchestration import App
 from affinity.provider.contract import (
+    LEFT_BEHIND,
     NO_TAGS,
     Hint,
     Provider,
@@ -245,6 +246,8 @@ class LeaseState:
         """Locks of items that were handed to code and whose outcome may not be written: their delivery counts as an
         attempt when the locks are released as unknown.
         """
+        self.left_behind: Callable[[], int] = lambda: 0
+        """How many slots code has that is left behind; set by the worker, and called in the renewer's thread."""
         self.stop_work: Callable[[str], None]
         """Stops what the lease covers; set by the worker."""
         self.cancel_work: Callable[[Sequence[WorkLock], str], None]
@@ -376,7 +379,8 @@ class LeaseRenewer:
         self._connect = connect
         self._identity = identity
         self._options = options
-        self._labels = labels
+        self._labels = dict(labels)
+        self._left_behind = 0  # as the labels say
         self._profile = profile
         self._health = health
         self._timeouts = lock_timeouts(options)
@@ -491,7 +495,10 @@ class LeaseRenewer:
             self._expired = False
             self._post(self._lease.resume)
             return
-        lease = await self._in_time(partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout))
+        renew = partial(provider.renew_worker, self._identity, self._options.worker_lease_timeout)
+        slots = self._lease.left_behind()
+        lease = await self._in_time(renew if slots == self._left_behind else partial(renew, self._relabel(slots)))
+        self._left_behind = slots
         if lease is None:
             self._expire("the lease had ended before it could be renewed")
             return
@@ -499,6 +506,13 @@ class LeaseRenewer:
         self._lease.ends_at = self._nearest()
         self._post(self._lease.note_renewal, lease)
         await self._renew_items(provider)
+
+    def _relabel(self, left_behind: int) -> Mapping[str, str]:
+        """The labels, with the slots of code that is left behind."""
+        self._labels.pop(LEFT_BEHIND, None)
+        if left_behind:
+            self._labels[LEFT_BEHIND] = str(left_behind)
+        return self._labels
 
     async def _register_again(self, provider: Provider) -> WorkerLease:
         return await provider.register_worker(

@@ -14,6 +14,7 @@ import affinity
 from affinity import AgentMessage, Client, RuntimeOptions, UserMessage, Worker
 from affinity.conversation import Wake
 from affinity.errors import ActivityTimeout, WakeFailed
+from affinity.provider.contract import LEFT_BEHIND
 from affinity.session import SessionCache, Sessions
 
 LIMIT = 0.2
@@ -154,7 +155,10 @@ async def adds_once(ctx: affinity.OrchestrationContext) -> int:
 async def test_its_slot_is_taken_until_it_is_gone_and_a_worker_without_slots_says_so(
     any_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Worker(app, any_url, RuntimeOptions.make(worker_concurrency=2)) as worker, Client(any_url) as client:
+    async with (
+        Worker(app, any_url, RuntimeOptions.make(worker_concurrency=2, worker_lease_timeout=3)) as worker,
+        Client(any_url) as client,
+    ):
         runs = [await client.start(limited, "loops") for _ in range(2)]
         with anyio.fail_after(ENOUGH):
             for run in runs:
@@ -169,6 +173,10 @@ async def test_its_slot_is_taken_until_it_is_gone_and_a_worker_without_slots_say
         )
         assert "has all 2 slots (worker_concurrency): loops" in caplog.text
         waiting = await client.start(limited, "returns_late")
+        with anyio.fail_after(3 * ENOUGH):
+            while [one.labels.get(LEFT_BEHIND) for one in await client.workers()] != ["2"]:
+                await anyio.sleep(0.05)
+        assert "code that ignores its cancellation has all their slots" in str(await waiting.explain())
         _Code.let_go.set()
         with anyio.fail_after(ENOUGH):
             await waiting.wait()

@@ -7,7 +7,7 @@ from typing import Any
 from affinity.client import Client
 from affinity.console.pages.base import ROWS, Query, required
 from affinity.console.payloads import Payloads
-from affinity.provider.contract import SLOTS, WorkerInfo
+from affinity.provider.contract import LEFT_BEHIND, SLOTS, WorkerInfo
 
 
 def state_of(worker: WorkerInfo) -> str:
@@ -23,6 +23,7 @@ async def workers(client: Client, query: Query, payloads: Payloads) -> dict[str,
     return {
         "workers": [(one, state_of(one)) for one in await client.workers()],
         "slots": SLOTS,
+        "left_behind": LEFT_BEHIND,
         "suspended": (await client.load()).suspended,
         "moves": [*reversed(moves)],
     }

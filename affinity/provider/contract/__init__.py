@@ -188,6 +188,7 @@ from affinity.provider.contract.work_items import (
 from affinity.provider.contract.worker_side import WorkerProvider
 from affinity.provider.contract.workers import (
     LEFT,
+    LEFT_BEHIND,
     NO_TAGS,
     SLOTS,
     FleetLoad,
@@ -207,6 +208,7 @@ __all__ = [
     "EVENT_HEAD",
     "FINISHED",
     "LEFT",
+    "LEFT_BEHIND",
     "MAX_ASSIGNED",
     "NEWER_SECONDS",
     "NO_QUOTAS",

@@ -54,8 +54,11 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """
         ...
 
-    async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
-        """Extend the worker lease. None when it has expired: call `register_worker` with ``resume``.
+    async def renew_worker(
+        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
+    ) -> WorkerLease | None:
+        """Extend the worker lease, and replace the labels of its row; None: they stay. The result is None when the
+        lease has expired: call `register_worker` with ``resume``.
 
         Raises:
             WorkerFenced: another incarnation has the name.

@@ -75,6 +75,9 @@ class WorkerLease:
 SLOTS: Final = "slots"
 """The label of a worker that says how many activities it runs beside each other (``worker_concurrency``)."""
 
+LEFT_BEHIND: Final = "left_behind"
+"""The label of a worker that says how many of its slots code has that ignores its cancellation; without it: none."""
+
 
 @frozen(kw_only=True)
 class WorkerInfo:

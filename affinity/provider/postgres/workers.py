@@ -47,10 +47,13 @@ async def register_worker(
     return WorkerLease(expires_in=lease, database_time=now)
 
 
-async def renew_worker(db: Database, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+async def renew_worker(
+    db: Database, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
+) -> WorkerLease | None:
+    new = None if labels is None else json.dumps(dict(labels))
     timeline = db.connections.timeline
     learned, rows = await db.connections.quick.pipeline(
-        [ESTABLISH, _SQL["renew"]], {**caller_params(identity), "lease": lease, **timeline.known}
+        [ESTABLISH, _SQL["renew"]], {**caller_params(identity), "lease": lease, "labels": new, **timeline.known}
     )
     timeline.check(learned)
     ((now, draining, holder),) = rows

@@ -43,7 +43,7 @@ WHERE q.instance_id = stray.instance_id AND q.execution_id = stray.execution_id 
 
 -- renew: extend a lease that has not ended; the incarnation that has the name, if it is not the caller
 WITH renewed AS (
-    UPDATE workers SET locked_until = clock() + %(lease)s * interval '1 s'
+    UPDATE workers SET locked_until = clock() + %(lease)s * interval '1 s', labels = coalesce(%(labels)s::jsonb, labels)
     WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND locked_until > clock()
     RETURNING clock() AS now, draining
 )

@@ -223,9 +223,11 @@ class SqliteProvider:
 
     register_worker: Final = _writes(workers.register)
 
-    async def renew_worker(self, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+    async def renew_worker(
+        self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
+    ) -> WorkerLease | None:
         self._check_file()
-        return await self._write(workers.renew, identity, lease)
+        return await self._write(workers.renew, identity, lease, labels)
 
     drain_worker: Final = _writes(workers.drain)
     release_worker: Final = _writes(workers.release)

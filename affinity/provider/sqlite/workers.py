@@ -75,7 +75,9 @@ def register(
     return _lease(tx, lease)
 
 
-def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
+def renew(
+    tx: Tx, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
+) -> WorkerLease | None:
     row = _read(tx, identity)
     if row is None:
         return None
@@ -84,7 +86,8 @@ def renew(tx: Tx, identity: WorkerIdentity, lease: float) -> WorkerLease | None:
     if row.locked_until <= tx.now:
         return None
     timeline.advance(tx)
-    tx.run(SQL["extend"], {**caller(tx, identity), "locked_until": tx.now + lease})
+    new = None if labels is None else json.dumps(dict(labels))
+    tx.run(SQL["extend"], {**caller(tx, identity), "locked_until": tx.now + lease, "labels": new})
     return _lease(tx, lease, draining=bool(row.draining))
 
 
@@ -136,7 +139,8 @@ def release(tx: Tx, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> 
     else:
         reason: MoveReason = "drained" if row.draining else "lease_expired"
         sessions.free(tx, identity, sessions.read_held_by_name(tx, identity), reason)
-        tx.run(SQL["extend"], {**caller(tx, identity), "locked_until": min(tx.now, row.locked_until)})
+        ended = {"locked_until": min(tx.now, row.locked_until), "labels": None}
+        tx.run(SQL["extend"], {**caller(tx, identity), **ended})
     reroute_messages(tx, own_route(identity.worker_id), MAX_REROUTE)
 
 

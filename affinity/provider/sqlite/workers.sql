@@ -56,7 +56,8 @@ JOIN able AS n ON n.code_version = newest.code_version
 WHERE room > 0;
 
 -- extend: move the end of a lease; also to now, which ends it
-UPDATE workers SET locked_until = :locked_until WHERE worker_id = :worker_id AND incarnation = :incarnation;
+UPDATE workers SET locked_until = :locked_until, labels = coalesce(:labels, labels)
+WHERE worker_id = :worker_id AND incarnation = :incarnation;
 
 -- leave: the name goes to an incarnation that keeps the sessions until the next one registers
 UPDATE workers SET incarnation = :left, locked_until = :locked_until, draining = 1 WHERE worker_id = :worker_id;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypedDict, TypeVar, Unpack
@@ -84,8 +84,10 @@ class Peer:
         registered = profile(tags=self.tags, **fields)
         return await self.provider.register_worker(self.identity, lease, {}, resume=resume, profile=registered)
 
-    async def renew_lease(self, lease: float = SHORT_LEASE) -> WorkerLease | None:
-        return await self.provider.renew_worker(self.identity, lease)
+    async def renew_lease(
+        self, lease: float = SHORT_LEASE, labels: Mapping[str, str] | None = None
+    ) -> WorkerLease | None:
+        return await self.provider.renew_worker(self.identity, lease, labels)
 
     async def drain(self, *, restarts: bool = False, if_wanted: bool = False) -> int | None:
         return await self.provider.drain_worker(self.identity, restarts=restarts, if_wanted=if_wanted)

@@ -41,6 +41,13 @@ class WorkerRules(Rules):
             assert lease is not None
             assert SHORT_LEASE - 5 < lease.expires_in <= SHORT_LEASE
 
+    async def test_a_renewal_may_replace_the_labels(self, cluster: Cluster) -> None:
+        """Without labels the row keeps them (contract: renew_worker)."""
+        a = await cluster.worker("a", LONG_LEASE)
+        for labels, found in (({"slots": "2"}, {"slots": "2"}), (None, {"slots": "2"}), ({}, {})):
+            assert await a.renew_lease(LONG_LEASE, labels) is not None
+            assert [dict(row.labels) for row in await a.provider.list_workers() if row.worker_id == "a"] == [found]
+
     async def test_a_renewal_does_not_resurrect_a_lease_that_has_ended(self, cluster: Cluster) -> None:
         """A renewal of an ended lease returns None and the worker stays dead (contract: renew_worker)."""
         a = await cluster.worker("a", SHORT_LEASE)
