@@ -20,6 +20,8 @@ from affinity import errors
 ROOT: Final = Path(__file__).parent.parent
 
 NOT_PUBLIC: Final = {
+    "LeftOut": "literals: pass the words",
+    "NotedWait": "made by a handle, for its streams",
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "AuditConditions": "the keyword arguments of a call",
