@@ -97,7 +97,7 @@ class Model:
 
 
 @asynccontextmanager
-async def talk_to(model: Model, tool: Tool) -> AsyncIterator[affinity.ConversationHandle]:
+async def talk_to(model: Model, tool: Tool) -> AsyncIterator[tuple[Env, affinity.ConversationHandle]]:
     chats = affinity.Conversations(Chat, kind="chat")
 
     @chats.on_wake(retry=RetryPolicy(max_attempts=5, initial_interval=0.01))
@@ -107,7 +107,7 @@ async def talk_to(model: Model, tool: Tool) -> AsyncIterator[affinity.Conversati
     app = affinity.App("calls")
     app.include(chats)
     async with Env(app) as env:
-        yield env.client.conversation(chats, "c")
+        yield env, env.client.conversation(chats, "c")
 
 
 async def _events(talk: affinity.ConversationHandle, kind: Any) -> list[Any]:
@@ -133,7 +133,7 @@ async def test_each_call_has_its_own_result(ids: Any, shape: Shape) -> None:
         """Look."""
         return await _end_in_other_order(at)
 
-    async with talk_to(model, look) as talk:
+    async with talk_to(model, look) as (_, talk):
         await talk.ask(UserMessage("x"))
         calls = {each.call_key: each for each in await _events(talk, ToolUse)}
         results = {each.call_key: each.result for each in await _events(talk, ToolResult)}
@@ -145,20 +145,26 @@ async def test_each_call_has_its_own_result(ids: Any, shape: Shape) -> None:
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("repeat", ["always", "never"])
 async def test_a_call_that_is_done_is_not_done_again(ids: Any, repeat: Any) -> None:
-    """The attempt fails while the slow one runs: the next one runs that alone, or says that it is not known."""
-    model, runs = Model(ids, _openai), []
+    """The process ends while the slow one runs: the next attempt runs that alone, or says that it is not known."""
+    model, runs, inside = Model(ids, _openai), [], [anyio.Event(), anyio.Event()]
 
     @make_tool(repeat=repeat)
     async def look(at: str) -> str:
         """Look."""
         runs.append(at)
         if at.startswith("slow") and runs.count(at) == 1:
-            await anyio.sleep(0.05)
-            raise BaseExceptionGroup("as if the process ended", [GeneratorExit()])
+            await anyio.sleep(0.05)  # until the other one is done
+            inside[int(at[-1])].set()
+            await anyio.sleep_forever()
         return f"result of {at}"
 
-    async with talk_to(model, look) as talk:
-        await talk.ask(UserMessage("x"))
+    async with talk_to(model, look) as (env, talk):
+        seq = await talk.send(UserMessage("x"))
+        for event in inside:
+            with anyio.fail_after(30):
+                await event.wait()
+            await env.crash()
+        await talk.reply(seq)
     assert sorted(runs) == sorted([*RESULTS, *(["slow 0", "slow 1"] if repeat == "always" else [])])
     if repeat == "always":
         model.check(RESULTS)
@@ -176,7 +182,7 @@ async def test_an_approval_is_of_one_call(ids: Any, equal: bool) -> None:
         runs.append(at)
         return f"result of {at}"
 
-    async with talk_to(model, look) as talk:
+    async with talk_to(model, look) as (_, talk):
         await talk.ask(UserMessage("x"))
         first, second = await talk.requests()
         keys = [first.event.call_key, second.event.call_key]  # type: ignore[attr-defined]
@@ -197,7 +203,7 @@ async def test_a_result_of_the_client_is_of_one_call(ids: Any) -> None:
         at: str
 
     model = Model(ids[:1], _openai)
-    async with talk_to(model, Tool(name="look", arguments=Place)) as talk:
+    async with talk_to(model, Tool(name="look", arguments=Place)) as (_, talk):
         await talk.ask(UserMessage("x"))
         for request in reversed(await talk.requests()):
             at = request.event.arguments["at"]  # type: ignore[attr-defined]
