@@ -213,7 +213,7 @@ def _checked(spec: ScheduleSpec) -> ScheduleSpec:
     if spec.orchestration is None and (spec.overlap != "skip" or spec.jitter):
         raise InvalidSchedule("an event has no overlap and no jitter: leave them out; in an update set 'skip' and 0")
     if spec.sends and spec.overlap not in {"skip", "allow"}:
-        raise InvalidSchedule("an event to conversations has no overlap: leave it out; in an update set 'allow'")
+        raise InvalidSchedule("a target that sends an event has no overlap: leave it out; in an update set 'allow'")
     return spec
 
 

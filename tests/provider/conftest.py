@@ -1,14 +1,18 @@
-"""Marks slow ones of the tests that are the same on every database, or on both versions of PostgreSQL."""
+"""Marks slow ones of the tests that are the same on every database, or on both versions of PostgreSQL; connections."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from affinity.provider.postgres.driver import target
+from tests.provider.postgres_stage import administrator
+from tests.provider.roles import CLIENT, READER, SCALER, WORKER
 
 _LONG: Final = ("test_every_verb_survives[", "test_three_thousand_ancestors[")
 _OLDER: Final = re.compile(r"\[.*\bold\b")
@@ -20,6 +24,17 @@ _SLOWER: Final = {"test_postgres_connections.py", "test_postgres_cuts.py", "test
 def patient_calls() -> None:
     """Tests here hold a row, and look at what waits for it; a busy machine may take longer than a call waits."""
     target.HOT["lock_timeout"] = "5s"
+
+
+@pytest.fixture
+def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection to the test's database; its server has the roles."""
+    with administrator(postgres_migrated) as connection:
+        for role in (CLIENT, WORKER, SCALER, READER):
+            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
+                name = sql.Identifier(role)
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(role)))
+        yield connection
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,6 +23,11 @@ WORKER: Final = "affinity_test_worker"
 SCALER: Final = "affinity_test_scaler"
 READER: Final = "affinity_test_reader"
 
+DEFINERS: Final[LiteralString] = """
+SELECT proname FROM pg_proc
+WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND has_function_privilege(%s, oid, 'EXECUTE')"""
+"""The functions that a role may execute with the rights of the owner."""
+
 CREATE: Final[LiteralString] = """
 DO $do$
 DECLARE name text;

@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
+from pydantic import BaseModel
 
 from affinity import (
     ActivityContext,
@@ -40,12 +41,14 @@ from affinity.orchestration import events as history
 from affinity.orchestration.wire import encode_message
 from affinity.provider import change_rights
 from affinity.provider.postgres.lineage import creation_document
-from tests.provider.roles import CLIENT, READER, SCALER, WORKER, as_role
-from tests.provider.test_rights import DEFINERS, Chat, admin
+from tests.provider.roles import CLIENT, DEFINERS, READER, SCALER, WORKER, as_role
 
 pytestmark = pytest.mark.anyio
 
-__all__ = ["admin"]
+
+class Chat(BaseModel):
+    """The state of a conversation."""
+
 
 support = Conversations(Chat, kind="support")
 app = App("rights")

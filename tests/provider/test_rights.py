@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -45,8 +45,7 @@ from affinity.provider.postgres.rights import RIGHTS, Rights
 from affinity.provider.schema import Migration
 from affinity.testing.conformance.providers.builders import fetch_options, new_instance, profile, state
 from affinity.testing.conformance.providers.journal_driver import creation_of
-from tests.provider.postgres_stage import administrator
-from tests.provider.roles import CLIENT, READER, SCALER, WORKER, as_role
+from tests.provider.roles import CLIENT, DEFINERS, READER, SCALER, WORKER, as_role
 from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio
@@ -79,17 +78,6 @@ async def flow(ctx: OrchestrationContext, _: None) -> int:
     await ctx.schedule_timer(0.01)
     second = await ctx.schedule_sub_orchestration(child, 2)
     return first + second + await ctx.schedule_wait("number", int)
-
-
-@pytest.fixture
-def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
-    """A plain connection to the test's database; its server has the roles."""
-    with administrator(postgres_migrated) as connection:
-        for role in (CLIENT, WORKER, SCALER, READER):
-            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
-                name = sql.Identifier(role)
-                connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, sql.Literal(role)))
-        yield connection
 
 
 @pytest.fixture
@@ -245,9 +233,6 @@ async def test_the_table_of_rights_is_whole(url: str, admin: psycopg.Connection[
     assert not admin.execute(f"{columns} AND relnamespace = 'affinity'::regnamespace").fetchall()
 
 
-DEFINERS: Final = """
-SELECT proname FROM pg_proc
-WHERE pronamespace = 'affinity'::regnamespace AND prosecdef AND has_function_privilege(%s, oid, 'EXECUTE')"""
 UNPINNED: Final = """
 SELECT proname FROM pg_proc
 WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text LIKE '%search_path%')

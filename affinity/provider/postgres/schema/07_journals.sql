@@ -146,7 +146,7 @@ CREATE UNLOGGED TABLE journal_streams (
     PRIMARY KEY (journal_id, wake_id, attempt, number)
 ) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a conversation to be
+-- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
 -- processed. lock_token: of their work items; when that is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id bigint PRIMARY KEY,

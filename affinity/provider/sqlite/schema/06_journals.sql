@@ -45,7 +45,7 @@ CREATE INDEX journals_deleted ON journals (journal_id) WHERE session_id IS NULL;
 CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
 CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a conversation to be
+-- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
 -- processed. lock_token: of their work items; when that is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id      INTEGER PRIMARY KEY,
