@@ -54,9 +54,9 @@ class ModelJournal:
         times = [*self.revisits.values(), *(request.expires_at for request in self.requests.values())]
         return min((at - now for at in times if at is not None and at > now), default=None)
 
-    def find(self, event_id: str | None) -> int | None:
-        """The number of the entry with an event id."""
-        return next((e.seq for e in self.entries if event_id is not None and e.event_id == event_id), None)
+    def find(self, event_id: str | None) -> ModelEntry | None:
+        """The entry with an event id."""
+        return next((e for e in self.entries if event_id is not None and e.event_id == event_id), None)
 
     def add(self, new: NewEntry) -> None:
         """Append an entry, unless its event id is there."""

@@ -361,9 +361,9 @@ class Reference:
         """Append an input from outside: the outcome, its number, and whether the journal is new."""
         journal, instance = self.journals.get(new.session_id), self.instances.get(new.session_id)
         refusal = self._find_refusal(new, journal, instance)
-        seq = None if journal is None or new.entry is None else journal.find(new.entry.event_id)
-        if seq is not None:
-            return ("repeated", seq, False)
+        known = None if journal is None or new.entry is None else journal.find(new.entry.event_id)
+        if known is not None and new.entry is not None:
+            return ("repeated" if known.text == new.entry.payload else "other_event", known.seq, False)
         if refusal is not None:
             return (refusal, 0, False)
         if journal is None:  # it begins with an instance of its own

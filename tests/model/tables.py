@@ -286,6 +286,7 @@ class TableWorker:
     asked: list[int] | None = None  # the messages that a fetch under way leaves out
     answer: Sequence[OrchestrationItem] | None = None
     input_size: int = 0
+    waits_for_room: bool = False
 
     def __post_init__(self) -> None:
         self.options = RuntimeOptions.model_construct(max_attempts=1_000_000, instance_cache_size=2)

@@ -148,7 +148,8 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     SELECT o.session_id FROM session_orders o
     WHERE o.session_id > %(session)s
       AND ((SELECT count(*) FROM looked) < %(window)s OR o.session_id <= (SELECT max(session_id) FROM looked))
-      AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = o.session_id)
+      AND NOT EXISTS (SELECT FROM sessions s WHERE s.session_id = o.session_id
+                      AND s.session_id NOT IN (SELECT r.session_id FROM old_sessions r))
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.order_session = o.session_id)
     LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
 ), removed_orders AS (
