@@ -20,6 +20,7 @@ from affinity.conversation.lineage import Ancestor, MadeBy, Summarise
 from affinity.conversation.reading import Kinds
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import ReplyItem
+from affinity.conversation.transfer import LeftOut
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
 from affinity.errors import Explanation, WaitTimeout
 from affinity.explain import DrainPreview, SessionLife, TickReason, UnservedWork
@@ -274,7 +275,11 @@ class ConversationHandle:
     def usage(self) -> dict[str, int]: ...
     def export(self) -> Items[str]: ...
     def import_(
-        self, lines: Iterable[str | bytes] | AsyncIterable[str | bytes], *, times: ImportTimes = ...
+        self,
+        lines: Iterable[str | bytes] | AsyncIterable[str | bytes],
+        *,
+        times: ImportTimes = ...,
+        without: Collection[LeftOut] = ...,
     ) -> None: ...
     def create(self, **about: Unpack[Description]) -> None: ...
     def describe(self, **changes: Unpack[Description]) -> None: ...
@@ -328,6 +333,8 @@ class ConversationHandle:
 class EventFeed(Items[FeedItem]):
     @property
     def position(self) -> str: ...
+    @property
+    def journal_id(self) -> int | None: ...
 
 class ReplyStream(Items[ReplyItem]):
     @property

@@ -33,6 +33,7 @@ file beside it:
     journal_writes      journals: what a commit or an ack adds
     streams             journals: provisional parts, and the subscription to changes
     open_requests       journals: requests that wait for an answer, of all of them
+    activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
