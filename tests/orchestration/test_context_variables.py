@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, ContextVar
 from typing import Any
 
 import pytest
@@ -236,5 +236,5 @@ def test_code_begins_with_the_same_values_in_memory_and_in_replay(from_memory: b
             execution.replay([start, ev.EventAwaited("go", None)])
         execution.advance([ev.EventRaised("go", "1")], now=float, new_guid=str)
 
-    copy_context().run(play)
+    Context().run(play)
     assert set(seen) == {(*NOTHING, "s-1")}

@@ -92,15 +92,15 @@ IN_PARTS: Final = (("note", 1), ("confirm", None, ()), ("commit", True), ("fail"
     ("wrong", "found"),
     [
         ({"is_part": False}, "by its entries processed up to 0: processed 1"),
-        ({"entries": ()}, r"the last of what is committed is \[\]"),
+        ({"entries": ()}, "^conversations-0, wake at 2: has processed 0 to 1, and has failed"),
         ({"requests": ()}, "^conversations-0: {.*}, not {.*, .*}"),
-        ({"steps": ()}, r"the last of what is committed is \[\]"),
+        ({"steps": ()}, "begins with the state of an earlier attempt"),
     ],
 )
 async def test_a_part_of_a_wake_that_is_wrong_is_found(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], found: str
 ) -> None:
-    """It moves the watermark; its entries, its request, or what says that there is a part are lost."""
+    """It moves the watermark; its entries, its request, or the state of before the wake are lost."""
     program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
     await run(program)
     take_part = WakeWriting.take_part

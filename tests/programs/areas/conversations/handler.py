@@ -475,6 +475,7 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
 
     async def handle(wake: affinity.Wake, chat: Chat) -> None:
         port = WakePort(wake, children)
+        assert chat.at_wake != wake.id, f"begins with the state of an earlier attempt: {chat!r}"
         committed = [each.event for each in wake.committed]  # the state is that of the last commit from here on
         if chat.at_wake == wake.id:
             last = committed[-1:]
