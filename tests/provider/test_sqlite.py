@@ -242,13 +242,15 @@ RARE = {
     "with_requests",
     "abandoned",
     "over",
+    "remove_ended",
 }
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
 begins, at a migration; all that is suspended, every ten seconds or up to a limit; all pending requests; or, for
-retention by age or by small bounds, all journals.
+retention by age or by small bounds, all journals; at a sweep, all waits of activities: of those that run now, or
+whose workers have died since the sweep before.
 """
 
-IN_PARTS = {"list_states", "instances", "unlocked", "known", "columns"}
+IN_PARTS = {"list_states", "instances", "unlocked", "known", "columns", "is_waiting"}
 """Statements that are never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of the first two;
 the others are conditions or columns, which statements include.
 """
@@ -263,7 +265,7 @@ LISTINGS = [
 HARMLESS = re.compile(
     r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r"
-    r"|planned|able|n|a|has|me|newest|named|oldest|few)( |$)"
+    r"|planned|able|n|a|has|me|newest|named|oldest|few|found|listed)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, of tables with one row, and of the first
 rows of a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -82,7 +83,7 @@ class Mailboxes:
         work = await ctx.journals.get_pending(ctx.instance_id, 10)
         assert work is not None
         self.own_reads.append(len(self.reads_of_database) - begun)
-        texts = [each.payload.strip('"') for each in work.inputs]
+        texts = [json.loads(each.payload)["text"] for each in work.inputs]
         self.read.append(texts)
         if "torn" in texts:
             self._enlist(ctx, work.journal_id, work.processed, work.inputs[-1].seq, "draft")
@@ -128,7 +129,9 @@ def post(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
 
 async def send(client: Client, text: str) -> Appended:
     """Send a letter; the first one makes the mailbox."""
-    entry = NewEntry(kind=LETTER, payload=f'"{text}"', event_id=client.journals.new_event_id(), is_input=True)
+    entry = NewEntry(
+        kind=LETTER, payload=json.dumps({"text": text}), event_id=client.journals.new_event_id(), is_input=True
+    )
     start = JournalStart(name="post.mailbox", start=STARTED, generation="g")
     return await client.journals.append(
         JournalAppend(session_id="m", kind="post", entry=entry, message=ANNOUNCED, start=start)

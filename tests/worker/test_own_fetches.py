@@ -221,7 +221,7 @@ async def test_a_hint_that_comes_during_a_fetch_is_handled(on: Stage) -> None:
     assert on.fetches == ["work", "messages", "own", "own", "own"]
 
 
-def test_a_slot_is_kept_for_own_work_that_no_fetch_has_seen() -> None:
+async def test_a_slot_is_kept_for_own_work_that_no_fetch_has_seen() -> None:
     on = Stage()
     capacity = on.runtime.capacity
     free = capacity.slots_for_new_work()

@@ -22,7 +22,7 @@ def end(tx: Tx, wait_id: int) -> None:
 
 
 def remove(tx: Tx) -> None:
-    tx.run(SQL["remove"], {"now": tx.now})
+    tx.run(SQL["remove_ended"], {"now": tx.now})
 
 
 def read(tx: Tx, instance_id: str) -> Sequence[WaitEdge]:

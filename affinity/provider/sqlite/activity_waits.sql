@@ -9,7 +9,7 @@ ON CONFLICT (wait_id) DO NOTHING;
 -- end: a wait
 DELETE FROM activity_waits WHERE wait_id = :wait_id;
 
--- remove: waits of activities that no longer run
+-- remove_ended: waits of activities that no longer run
 DELETE FROM activity_waits WHERE NOT EXISTS (
     SELECT 1 FROM worker_queue AS q
     WHERE q.instance_id = activity_waits.instance_id AND q.execution_id = activity_waits.execution_id
@@ -24,7 +24,7 @@ WITH RECURSIVE found (wait_id, instance_id, awaited, seq, began) AS (
         -- include is_waiting
     UNION
     SELECT w.wait_id, w.instance_id, w.awaited, w.seq, w.began
-    FROM found AS f JOIN activity_waits AS w ON w.instance_id = f.awaited AND
+    FROM found CROSS JOIN activity_waits AS w ON w.instance_id = found.awaited AND
         -- include is_waiting
 )
 SELECT wait_id, instance_id, awaited, seq, began FROM found ORDER BY began, wait_id LIMIT :limit;

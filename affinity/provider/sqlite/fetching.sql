@@ -26,9 +26,12 @@ SELECT w.draining,
              -- include known
        ),
        (SELECT json_group_array(session_id) FROM (
-            SELECT session_id FROM sessions AS s WHERE next_worker = :worker_id AND next_until > :now
             -- First those of which no work runs on the holder: the others cannot be taken, and must not fill the answer.
-            ORDER BY EXISTS (
+            SELECT session_id FROM sessions AS s WHERE next_worker = :worker_id AND next_until > :now AND NOT EXISTS (
+                SELECT 1 FROM worker_queue AS q
+                WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > :now)
+            UNION ALL
+            SELECT session_id FROM sessions AS s WHERE next_worker = :worker_id AND next_until > :now AND EXISTS (
                 SELECT 1 FROM worker_queue AS q
                 WHERE q.session_id = s.session_id AND q.lock_incarnation = s.incarnation AND q.locked_until > :now)
             LIMIT :most_assigned

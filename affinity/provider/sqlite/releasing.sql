@@ -44,19 +44,24 @@ FROM (
 
 -- idle: sessions of the caller that nothing keeps, in the order in which they make room, and whether they are in use
 -- First the ones whose only user has ended, then the ones that the caller does not know, then the others in its order.
+WITH listed (session_id, place, in_use, is_over) AS (
+    SELECT j.value ->> 0, j.key, j.value ->> 2,
+           j.value ->> 1 IS NOT NULL AND (
+               i.instance_id IS NULL OR i.status IN ('completed', 'failed', 'cancelled'))
+    FROM json_each(:known) AS j LEFT JOIN instances AS i ON i.instance_id = j.value ->> 1
+    UNION ALL
+    SELECT session_id, NULL, NULL, NULL FROM sessions
+    WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation
+      AND session_id NOT IN (SELECT value ->> 0 FROM json_each(:known))
+)
 SELECT json_group_array(json_array(session_id, in_use))
 FROM (
-    SELECT s.session_id, k.in_use AND NOT k.is_over AS in_use
-    FROM sessions AS s LEFT JOIN (
-        SELECT j.key AS place, j.value ->> 0 AS session_id, j.value ->> 2 AS in_use,
-               j.value ->> 1 IS NOT NULL AND (
-                   i.instance_id IS NULL OR i.status IN ('completed', 'failed', 'cancelled')) AS is_over
-        FROM json_each(:known) AS j LEFT JOIN instances AS i ON i.instance_id = j.value ->> 1
-    ) AS k ON k.session_id = s.session_id
+    SELECT s.session_id, listed.in_use AND NOT listed.is_over AS in_use
+    FROM listed CROSS JOIN sessions AS s ON s.session_id = listed.session_id
     WHERE s.worker_id = :worker_id AND s.locked_until > :now AND s.incarnation = :incarnation
       AND NOT EXISTS (SELECT 1 FROM worker_queue AS q WHERE q.session_id = s.session_id)
       AND NOT EXISTS (SELECT 1 FROM session_holds AS h WHERE h.session_id = s.session_id AND h.until > :now)
-    ORDER BY k.is_over IS NOT TRUE, k.in_use IS TRUE, k.place, s.touched_at
+    ORDER BY listed.is_over IS NOT TRUE, listed.in_use IS TRUE, listed.place, s.touched_at
     LIMIT :limit
 );
 

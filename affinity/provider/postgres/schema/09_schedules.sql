@@ -20,6 +20,7 @@ CREATE TABLE schedules (
     updated_at timestamptz NOT NULL
 ) WITH (fillfactor = 70, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX schedules_due ON schedules (greatest(next_due, retry_at)) WHERE next_due IS NOT NULL;
+CREATE INDEX schedules_late ON schedules (next_due) WHERE next_due IS NOT NULL;
 CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
 CREATE INDEX schedules_app ON schedules (app, name) WHERE app IS NOT NULL;
 CREATE INDEX schedules_ended ON schedules (updated_at)

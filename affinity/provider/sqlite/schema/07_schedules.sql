@@ -22,6 +22,7 @@ CREATE TABLE schedules (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX schedules_due ON schedules (max(next_due, coalesce(retry_at, next_due))) WHERE next_due IS NOT NULL;
+CREATE INDEX schedules_late ON schedules (next_due) WHERE next_due IS NOT NULL;
 CREATE INDEX schedules_queued ON schedules (queued) WHERE queued IS NOT NULL;
 CREATE INDEX schedules_by_app ON schedules (app, name) WHERE app IS NOT NULL;
 CREATE INDEX schedules_ended ON schedules (updated_at)
