@@ -135,11 +135,16 @@ async def test_the_clock_does_not_jump_past_a_worker_that_goes_on_meanwhile(env_
         await env.advance(2 * LEASE)
         await env.client.start(on_session)
         at, find = env.now(), env._database.next_due
+        (worker,) = env._workers
+        assert isinstance(worker, EnvWorker)
+        renewing = worker._renewing
         resumed: list[asyncio.Task[None]] = []
 
         async def find_and_resume(waiting: Waiting) -> float | None:
             due = await find(waiting)
             if not resumed:
+                renewing.acquire()  # it goes on before it knows that its lease has ended
+                asyncio.get_running_loop().call_later(0.2, renewing.release)
                 resumed.append(asyncio.create_task(env.resume()))
                 await anyio.sleep(0)
             return due

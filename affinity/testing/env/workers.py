@@ -112,6 +112,7 @@ class EnvWorker(Worker):
         """Whether it ends without a drain."""
         self._link = Link(options.worker_node_id)
         self._held_at = 0.0
+        self._is_resuming = False
         self._renewer: LeaseRenewer | None = None
         self._wanted = 0  # looks for work that were asked for
         # By verb: how many of them were asked for when the last call began that has ended.
@@ -194,12 +195,16 @@ class EnvWorker(Worker):
         if not self.is_paused:
             return
         self.runtime.pass_time(self._timing.monotonic() - self._held_at)
+        self._is_resuming = True  # its lease may have ended, which it does not know before the next renewal
         self._link.go_on()
         self._traffic.changes += 1
-        while not (self._link.is_renewed and self.is_alive) and self._error is None and not self.has_crashed:
-            if self._renewer is not None and not self._link.is_renewed:
-                self._renewer.renew_now()
-            await anyio.sleep(HOLD_SECONDS)
+        try:
+            while not (self._link.is_renewed and self.is_alive) and self._error is None and not self.has_crashed:
+                if self._renewer is not None and not self._link.is_renewed:
+                    self._renewer.renew_now()
+                await anyio.sleep(HOLD_SECONDS)
+        finally:
+            self._is_resuming = False
 
     @property
     def is_alive(self) -> bool:
@@ -209,7 +214,7 @@ class EnvWorker(Worker):
     @property
     def is_recovering(self) -> bool:
         """Whether it has lost its lease and will have one again: the lease ends in real time too."""
-        return self._runs and not self._drain_begun and not self.runtime.lease.is_alive
+        return self._runs and not self._drain_begun and (self._is_resuming or not self.runtime.lease.is_alive)
 
     @property
     def _runs(self) -> bool:
