@@ -92,7 +92,8 @@ class JournalSteps(ClusterState):
         work = worker.pending.get(f"i{step.wake}")
         if work is None:
             return []
-        entries = [NewEntry(kind="output", payload=f'"{self._tag("output")}"', wake_id="w")]
+        wake_id = self._tag("wake")
+        entries = [NewEntry(kind="output", payload=f'"{self._tag("output")}"', wake_id=wake_id)]
         if step.says is not None:
             entries.append(replace(entries[0], event_id=f"e{step.says}"))
         inputs = [entry.seq for entry in work.inputs][: step.consume]
@@ -105,7 +106,7 @@ class JournalSteps(ClusterState):
                 journal_id=work.journal_id,
                 base=work.processed,
                 processed=max([work.processed, *inputs]),
-                wake_id=self._tag("wake"),
+                wake_id=wake_id,
                 end=WakeEnd(read=max([work.processed, *inputs])),
                 entries=entries,
                 requests=[
