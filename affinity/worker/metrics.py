@@ -59,7 +59,7 @@ class Metrics:
         """``app``: its names are labels; all others share `UNREGISTERED`."""
         self.registry: CollectorRegistry = CollectorRegistry()
         self._labels = {"worker": worker_id}
-        self._app = app
+        self._app, self._activities = app, app.activities
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"affinity_{name}", text, ("worker", *labels), registry=self.registry)
@@ -111,7 +111,7 @@ class Metrics:
 
     def count_activity(self, activity: str, outcome: str) -> None:
         """Count an activity that ended, or was given back."""
-        self._ended[self._activity(activity), outcome] += 1
+        self._ended[activity if activity in self._activities else UNREGISTERED, outcome] += 1
 
     def count_orchestration(self, orchestration: str, outcome: str) -> None:
         """Count an instance that began, ended, continued as new, or was suspended."""
@@ -120,15 +120,11 @@ class Metrics:
 
     def observe_queue(self, activity: str, seconds: float) -> None:
         """Record for how long an activity was queued before its first start."""
-        self._queued.buckets[self._activity(activity),].observe(seconds)
+        self._queued.buckets[activity if activity in self._activities else UNREGISTERED,].observe(seconds)
 
     def observe_run(self, activity: str, seconds: float) -> None:
         """Record for how long an attempt has run."""
-        self._run.buckets[self._activity(activity),].observe(seconds)
-
-    def _activity(self, name: str) -> str:
-        """The label of an activity."""
-        return name if name in self._app.activities else UNREGISTERED
+        self._run.buckets[activity if activity in self._activities else UNREGISTERED,].observe(seconds)
 
     def work(self, read: ReadWork) -> None:
         """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
