@@ -119,12 +119,12 @@ class Attempt(Generic[S]):
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
-        self.metas = [meta_of(each.payload) for each in self.work.inputs]
+        self.metas: list[ev.EventMeta] = [meta_of(each.payload) for each in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
         self.delegations += [delegation_of(each) for each in self.metas if each.delegation and not self._has(each)]
-        self.trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
+        self.trace: Trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
         due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
-        self.begun = self.trace.started(read=self.read, **due)
+        self.begun: dict[str, Any] = self.trace.started(read=self.read, **due)
         self.writing = WakeWriting(
             session_id=self.ctx.instance_id,
             wake_id=self.task["wake"],

@@ -147,7 +147,8 @@ class CreationPlanner:
         in_wake: bool = False,
     ) -> None:
         """``in_wake``: entries are added before the creations are applied."""
-        self._kind, self.reads, self._states, self._records = kind, reads, states, records
+        self._kind, self._states, self._records = kind, states, records
+        self.reads: LineageReads = reads
         self._in_wake = in_wake
 
     async def fork(

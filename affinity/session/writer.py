@@ -471,7 +471,8 @@ class WriteQueue(Generic[S]):
     """The writers of all sessions of one kind, in the order in which they may write."""
 
     def __init__(self, schema: StateSchema[S], cache: StateCache[CachedState[S]]) -> None:
-        self.schema, self.cache = schema, cache
+        self.schema: StateSchema[S] = schema
+        self.cache: StateCache[CachedState[S]] = cache
         self._by_ctx: dict[int, SessionWriter[S]] = {}
         self._by_session: dict[SessionKey, deque[SessionWriter[S]]] = {}  # the first of each queue is granted
 

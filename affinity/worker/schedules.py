@@ -72,7 +72,7 @@ class Firing:
     """First tick that was due before the catch-up window, and the beginning of that window."""
 
     def __post_init__(self) -> None:
-        self.read = self.row
+        self.read: ScheduleRow = self.row
         if self.row.retry_at is not None:
             self.row = replace(self.row, retry_at=None, note=None)
 

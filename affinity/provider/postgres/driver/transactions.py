@@ -47,7 +47,7 @@ class Transaction(Calls):
     """The calls of a transaction: an open connection, for one transaction after another."""
 
     is_free = True
-    is_over = False
+    is_over: bool = False
     """The last call has committed it."""
 
     def __init__(

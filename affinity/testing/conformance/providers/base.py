@@ -13,7 +13,7 @@ from affinity.testing.conformance.providers.harness import Harness
 class Rules:
     """A theme of the contract. Its tests need a fixture ``harness``, which the class that runs them defines."""
 
-    pytestmark = pytest.mark.anyio
+    pytestmark: pytest.MarkDecorator = pytest.mark.anyio
 
     @pytest.fixture
     def anyio_backend(self) -> str:

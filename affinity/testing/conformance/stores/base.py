@@ -42,7 +42,7 @@ class StoreHarness(Protocol):
 class StoreRules:
     """One theme of the suite. Its tests need a fixture ``harness``, which the class that runs them defines."""
 
-    pytestmark = pytest.mark.anyio
+    pytestmark: pytest.MarkDecorator = pytest.mark.anyio
 
     @pytest.fixture
     def anyio_backend(self) -> str:
