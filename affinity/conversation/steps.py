@@ -16,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import anyio
 from pydantic_core import from_json, to_json
@@ -398,8 +399,20 @@ class Committed:
         return None
 
 
+_result_types: Final[WeakKeyDictionary[Callable[..., Any], Any]] = WeakKeyDictionary()
+"""Of functions: to read a signature takes longer than all else that a step does in memory."""
+
+
 def _result_type(function: Callable[..., Any]) -> Any:
     """The annotated type of its result; ``Any`` if there is none."""
+    if not inspect.isfunction(function):
+        return _read_result_type(function)
+    if function not in _result_types:
+        _result_types[function] = _read_result_type(function)
+    return _result_types[function]
+
+
+def _read_result_type(function: Callable[..., Any]) -> Any:
     try:
         found = inspect.signature(function, eval_str=True).return_annotation
     except (TypeError, ValueError, NameError):
