@@ -128,6 +128,18 @@ def test_the_engine_names_no_conversation(package: str) -> None:
             assert "conversation" not in path.read_text().lower(), path.relative_to(ROOT)
 
 
+def test_conversations_know_no_model(imported: dict[str, Imports]) -> None:
+    """A wake calls no provider, and assembles no context: `affinity.agent` is built on it."""
+    used = {
+        other
+        for name, each in imported.items()
+        if name.split(".")[1:2] == ["conversation"]
+        for other in each.on_import | each.for_types | each.late
+    }
+    assert used
+    assert [name for name in sorted(used) if name.split(".")[1:2] in (["agent"], ["integrations"])] == []
+
+
 def test_each_kind_of_import_is_found() -> None:
     text = """
 import affinity.a

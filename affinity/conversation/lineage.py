@@ -63,6 +63,7 @@ from affinity.journal import (
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.readback import json_of
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
+from affinity.session.durable import without_resources
 from affinity.session.resources import LABEL, OPEN, open_mark
 from affinity.session.transfer import ImportTimes
 from affinity.tasks import call_here
@@ -336,7 +337,9 @@ class CreationPlanner:
             raise errors.ConversationKindMismatch(
                 new_id, f"the export is of kind {found.conversation.kind!r}, not {self._kind.name!r}"
             )
-        state = None if found.record is None else replace(found.record, session_id=new_id)
+        state = found.record
+        if state is not None:
+            state = replace(state, session_id=new_id, metadata=without_resources(state.metadata))
         if state is not None and state.metadata.kind != self._kind.name:
             raise errors.SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
         if state is not None and self._states is not None:

@@ -26,14 +26,24 @@ from pydantic_core import from_json
 from affinity.errors import InvalidOptions, NotSerializable, ResourceClosed, SessionError
 from affinity.limits import MAX_LABELS, check_depth, check_payload
 from affinity.readback import json_of
-from affinity.records import DurableResource, ResourceStore
-from affinity.session.resources import LABEL, Resource
+from affinity.records import DurableResource, ResourceStore, SessionMetadata
+from affinity.session.resources import LABEL, OPEN, Resource
 from affinity.session.state import CachedState
 
 T = TypeVar("T")
 
 CLOSED: Final = "closed"
 """Value of such a label: the session has closed it."""
+
+
+def without_resources(metadata: SessionMetadata) -> SessionMetadata:
+    """The metadata of a copy that leaves resources behind, as those of another database. What was closed stays so."""
+    labels = {
+        key: value
+        for key, value in metadata.labels.items()
+        if key != OPEN and (not key.startswith(LABEL) or value == CLOSED)
+    }
+    return replace(metadata, labels=labels)
 
 
 async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any) -> T:

@@ -207,6 +207,77 @@ async def test_built_in_tools_show_how_conversations_stand_and_keep_the_goal(url
         assert [getattr(each.event, "text", "") for each in children] == ["one", "two"]
 
 
+@pytest.mark.anyio
+async def test_the_loop_joins_built_in_tools_and_those_of_the_user(url: str) -> None:
+    """The model is offered both, and calls both in one round."""
+    offered: list[set[str]] = []
+
+    async def model(request: ModelRequest) -> ModelReply:
+        offered.append({each.name for each in request.tools})
+        if isinstance(request.events[-1], UserMessage):
+            return ModelReply(
+                calls=[ToolCall("1", "add", {"a": 1, "b": 2}), ToolCall("2", "session_list_children", {})]
+            )
+        return ModelReply(content="done")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        await run_loop(wake, model=model, tools=[add_numbers], builtins=builtin_tools(wake))
+
+    async with stage(url, handler) as found:
+        reply = await found.talk().ask(UserMessage("1 + 2?"), timeout=30)
+    results = {each.tool_use_id: each.result for each in reply.events if isinstance(each, ToolResult)}
+    assert results == {"1": 3, "2": []}
+    without_children = BUILT_IN_NAMES - {"session_delegate", "session_run_child"}
+    assert offered == [{"add", *without_children}] * 2
+
+
+@pytest.mark.anyio
+async def test_the_tools_of_children_make_direct_ones_list_them_and_bound_their_runs(url: str) -> None:
+    """`session_delegate`, `session_list_children`, `session_run_child`; the child comes back until it is stopped."""
+    calls = {
+        "begin": ToolCall("1", "session_delegate", {"to": "helper", "child": "prices", "task": "once"}),
+        "list": ToolCall("2", "session_list_children", {}),
+        "again": ToolCall("3", "session_run_child", {"child": "prices", "task": "for ever", "cycles": 2}),
+    }
+
+    async def endless(wake: affinity.Wake, chat: Chat) -> None:
+        chat.wakes += 1
+        chat.received += [event.text for event in wake.events if isinstance(event, UserMessage)]
+        if chat.received[-1] == "for ever":
+            wake.revisit(0.01)
+
+    helper = make(endless, kind="helper")
+
+    async def model(request: ModelRequest) -> ModelReply:
+        match request.events[-1]:
+            case UserMessage() as asked:
+                return ModelReply(calls=[calls[asked.text]])
+        return ModelReply(content="done")
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        await run_loop(wake, model=model, builtins=builtin_tools(wake, children={"helper": helper}))
+
+    async with stage(url, handler, helper) as found:
+        talk, below = found.talk("c"), found.talk("c/prices", helper)
+        await talk.ask(UserMessage("begin"), timeout=30)
+        await until(lambda: _has_ended(talk))
+        (info,) = [each async for each in found.client.list_conversations(parent="c")]
+        assert (info.conversation_id, info.kind, info.parent) == ("c/prices", "helper", "c")
+        reply = await talk.ask(UserMessage("list"), timeout=30)
+        assert [each.result for each in reply.events if isinstance(each, ToolResult)] == [["c/prices"]]
+        await talk.ask(UserMessage("again"), timeout=30)
+        first, second = await until(lambda: _both_ends(talk))
+        assert [(each.outcome, each.cycles) for each in (first, second)] == [("completed", 1), ("max_cycles", 2)]
+        assert await below.revisits() == []
+        async with helper.open("c/prices", store=found.client.session_store) as chat:
+            assert chat.wakes == 3
+
+
+async def _both_ends(talk: affinity.ConversationHandle) -> list[ChildEnded]:
+    ends = [entry.event for entry in await talk.history(kinds=[ChildEnded]) if isinstance(entry.event, ChildEnded)]
+    return ends if len(ends) == 2 else []
+
+
 async def _has_ended(talk: affinity.ConversationHandle) -> bool:
     return len(await talk.history(kinds=[ChildEnded])) > 0 and await talk.status() == "idle"
 

@@ -281,3 +281,20 @@ async def test_no_hidden_process_changes_a_session(sqlite_url: str) -> None:
         spans = {each.wake_id for each in await talk.history(kinds=["span.started"])}
         for entry in await talk.history():
             assert entry.wake_id in spans or entry.kind.startswith("user.")
+
+
+async def test_no_second_log_coordinates_a_session(url: str) -> None:
+    """The instance and its history are removed, with what they know: all that has to be done is in the journal."""
+    async with stage(url) as on:
+        await on.talk().ask(UserMessage("one"), timeout=30)
+    async with affinity.Client(url) as client:
+        talk = client.conversation(make(), "c")
+        waiting = await talk.send(UserMessage("two"))
+        await client.delete("c", force=True)
+        assert [each.seq for each in await talk.history(pending=True)] == [waiting]
+        last = await talk.send(UserMessage("three"))
+    async with stage(url) as on:
+        await on.talk().reply(last, timeout=30)
+        assert (await on.state()).received == ["one", "two", "three"]
+        entries = await on.talk().history()
+        assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))

@@ -384,11 +384,14 @@ async def test_a_result_is_traced_back_through_all_steps(idle: Stage) -> None:
 
 
 async def test_a_deep_graph_needs_no_recursion(idle: Stage) -> None:
-    """Each parent exists before its child, so there are no cycles either."""
+    """Each parent exists before its child, so there are no cycles either: none is made under the id of an ancestor."""
     talk = idle.talk("g0")
     await talk.send(UserMessage("one"))
     for number in range(1, 60):
         talk = await talk.fork(f"g{number}")
+    for name in ("g0", "g30", "g59"):
+        with pytest.raises((ConversationExists, InvalidInput)):
+            await talk.fork(name)
     assert [each.distance for each in await talk.ancestors()] == list(range(60))
     assert await texts(talk) == ["one"]
 

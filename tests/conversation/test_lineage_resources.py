@@ -85,10 +85,16 @@ async def test_a_fork_beside_shares_the_open_sandbox(url: str) -> None:
         further = await fork.fork("c")  # inherits the home
         detached = await fork.detach("d")
         assert await say(further, "list") == await say(detached, "list") == await say(talk, "list") == "one:a,two:b"
+        short = await talk.compress(into="s", summarise=in_short, beside=True)
+        assert await say(short, "list") == "one:a,two:b"
         assert sandboxes.log == ["open a"]
         assert [each.home for each in await further.ancestors()] == ["a", "a", None]
         assert (await found.state("b")).received == ["write", "write"]
         assert (await found.state("a")).received == ["write", "list"]
+
+
+async def in_short(_: object) -> str:
+    return "short"
 
 
 async def test_a_fork_of_its_own_has_another_sandbox(url: str) -> None:
@@ -98,9 +104,10 @@ async def test_a_fork_of_its_own_has_another_sandbox(url: str) -> None:
         await say(talk, "write one")
         fork = await talk.fork("b")
         assert await say(fork, "list") == "empty"
+        assert await say(await talk.compress(into="s", summarise=in_short), "list") == "empty"
         beside = await talk.fork("c", beside=True)
         assert await say(await beside.fork("d", beside=False), "list") == "empty"
-        assert sandboxes.log == ["open a", "open b", "open d"]
+        assert sandboxes.log == ["open a", "open b", "open s", "open d"]
 
 
 async def test_the_last_conversation_that_shares_it_closes_it(url: str) -> None:
@@ -250,24 +257,62 @@ async def test_without_a_session_there_is_no_sandbox() -> None:
 
 
 async def test_reading_a_result_waits_until_it_is_there(url: str) -> None:
-    """`ConversationHandle.reply` of an input that no wake has processed."""
+    """`ConversationHandle.reply` of an input that no wake has processed. Its origin and its place are known before."""
     gate = anyio.Event()
+    replies: list[str] = []
 
     async def slow(wake: affinity.Wake, _: Chat) -> None:
         await gate.wait()
         wake.append(AgentMessage("ready"))
 
     async with stage(url, slow) as found:
-        talk = found.talk("a")
+        await found.talk("source").create()
+        talk = await found.talk("source").fork("a", beside=True)
         seq = await talk.send(UserMessage("go"))
         async with anyio.create_task_group() as group:
 
             async def read() -> None:
-                assert (await talk.reply(seq, timeout=LONG)).text == "ready"
+                replies.append((await talk.reply(seq, timeout=LONG)).text)
 
             group.start_soon(read)
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.2)
+            itself, source = await talk.ancestors()
+            assert (itself.lineage, itself.home, source.conversation_id) == ("fork", "source", "source")
+            assert replies == []
             gate.set()
+        assert replies == ["ready"]
+
+
+async def test_resources_stay_behind_at_an_import(url: str) -> None:
+    """The copy has the content and the state, and makes a resource of its own; it runs beside no other conversation."""
+    made: list[str] = []
+
+    def create(resource_id: str, _: str) -> str:
+        made.append(resource_id)
+        return resource_id
+
+    box: affinity.Resource[str] = affinity.Resource(name="box", create=create, destroy=lambda *_: None)
+
+    async def act(wake: affinity.Wake, chat: Chat) -> None:
+        chat.received.append(await wake.resource(box))
+        wake.append(AgentMessage("ok"))
+
+    conversations = make(act)
+    app = affinity.App("boxes")
+    app.include(conversations)
+    app.include(box)
+    async with affinity.Worker(app, url), affinity.Client(url) as client:
+        talk = client.conversation(conversations, "a")
+        await talk.ask(UserMessage("one"), timeout=30)
+        fork = await talk.fork("b", beside=True)
+        copy = client.conversation(conversations, "copy")
+        await copy.import_([line async for line in fork.export()])
+        assert (await fork.resources(), await copy.resources()) == ({"box": made[0]}, {})
+        assert [each.home for each in await copy.ancestors()] == [None]
+        await copy.ask(UserMessage("two"), timeout=30)
+        assert await copy.resources() == {"box": made[1]}
+        async with conversations.open("copy", store=client.session_store) as chat:
+            assert chat.received == made
 
 
 async def test_what_is_attached_is_listed(url: str) -> None:

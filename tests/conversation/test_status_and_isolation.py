@@ -63,7 +63,14 @@ async def test_the_environment_is_used_again_by_many_sessions(sqlite_url: str) -
 
 
 async def test_a_session_has_resources_of_its_own(sqlite_url: str) -> None:
-    attached = Resource(open=lambda session_id: f"workspace of {session_id}")
+    """One of each name: it is opened once for all wakes of the session."""
+    opened: list[str] = []
+
+    def open_workspace(session_id: str) -> str:
+        opened.append(session_id)
+        return f"workspace of {session_id}"
+
+    attached = Resource(open=open_workspace)
 
     async def handler(wake: Wake, chat: Chat) -> None:
         found = await wake.resource(attached)
@@ -72,6 +79,7 @@ async def test_a_session_has_resources_of_its_own(sqlite_url: str) -> None:
     async with stage(sqlite_url, handler) as on:
         for name in ("a", "b", "a"):
             assert (await on.talk(name).ask(UserMessage("x"), timeout=30)).text == f"workspace of {name}"
+        assert opened == ["a", "b"]
 
 
 async def test_a_session_has_one_id_and_one_definition(sqlite_url: str) -> None:
@@ -200,6 +208,9 @@ async def test_the_durable_state_of_a_session_is_stored(sqlite_url: str) -> None
     async with affinity.Client(sqlite_url) as client:
         record = await client.session_manager.show("c")
         assert record.metadata.kind == "chat"
+        assert Chat.model_validate_json(record.state).received == ["x"]
+        begun = ["user.message", "span.started", "agent.message", "span.completed"]
+        assert kinds(await client.conversation(make(), "c").history())[:4] == begun
 
 
 async def test_revisits_are_stored_with_the_session(sqlite_url: str) -> None:
@@ -297,6 +308,9 @@ async def test_delegating_creates_a_direct_child(sqlite_url: str) -> None:
         reply = await on.talk("p").ask(UserMessage("p/child"), timeout=30)
         assert "child.delegated" in kinds(reply.entries)
         assert await until(says(on.talk("p"), "ended p/child completed"))
+        (info,) = [each async for each in on.client.list_conversations(parent="p")]
+        assert (info.conversation_id, info.kind, info.parent) == ("p/child", "child", "p")
+        assert [each.parent async for each in on.client.list_conversations(prefix="p")] == ["p", None]
 
 
 async def test_the_direct_children_are_listed(sqlite_url: str) -> None:
@@ -321,3 +335,66 @@ async def test_only_the_direct_parent_addresses_a_child(sqlite_url: str) -> None
         await on.talk("p").ask(UserMessage("p/child"), timeout=30)
         await until(says(on.talk("p"), "ended p/child completed"))
         assert (await on.talk("q").ask(UserMessage("p/child"), timeout=30)).text == "not a parent"
+        reply = await on.talk("p/child", make(kind="child")).ask(UserMessage("of a client"), timeout=30)
+        assert reply.text == "cycle 2"
+
+
+async def test_a_grandparent_does_not_address_a_child(sqlite_url: str) -> None:
+    leaf = make(kind="leaf")
+
+    async def halfway(wake: Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(leaf, "p/middle/leaf", event)
+
+    middle = make(halfway, kind="middle")
+
+    async def root(wake: Wake, chat: Chat) -> None:
+        for event in wake.events:
+            if event == UserMessage("go"):
+                await wake.delegate(middle, "p/middle", UserMessage("x"))
+            elif isinstance(event, UserMessage):
+                with pytest.raises(NotAParent):
+                    await wake.delegate(leaf, "p/middle/leaf", event)
+                wake.append(AgentMessage("refused"))
+            elif isinstance(event, ChildEnded):
+                wake.append(AgentMessage("ended"))
+
+    async with stage(sqlite_url, root, middle, leaf) as on:
+        await on.talk("p").ask(UserMessage("go"), timeout=30)
+        assert await until(says(on.talk("p"), "ended"))
+        assert (await on.talk("p").ask(UserMessage("to the leaf"), timeout=30)).text == "refused"
+        assert await said(on.talk("p/middle/leaf", leaf)) == ["re: x"]
+
+
+async def test_a_deleted_session_leaves_its_children_and_what_others_use(sqlite_url: str) -> None:
+    """A child goes with its parent only by ``cascade=True``; a resource with a key of its own stays open."""
+    log: list[str] = []
+
+    def open_shared(key: str) -> str:
+        log.append("open")
+        return key
+
+    shared = Resource(open=open_shared, close=lambda *_: log.append("close"), key=lambda _: "all")
+
+    async def uses(wake: Wake, chat: Chat) -> None:
+        await wake.resource(shared)
+        await echo(wake, chat)
+
+    child = make(uses, kind="child")
+
+    async def delegates(wake: Wake, chat: Chat) -> None:
+        await wake.resource(shared)
+        for event in wake.events:
+            if isinstance(event, UserMessage):
+                await wake.delegate(child, "p/child", event)
+
+    async with stage(sqlite_url, delegates, child) as on:
+        below = on.talk("p/child", child)
+        await on.talk("p").ask(UserMessage("one"), timeout=30)
+        assert await until(lambda: status(on.talk("p"), "idle"))
+        assert await on.talk("p").delete()
+        assert (await below.ask(UserMessage("two"), timeout=30)).text == "re: two"
+        async with child.open("p/child", store=on.client.session_store) as chat:
+            assert chat.received == ["one", "two"]
+        assert log == ["open"]

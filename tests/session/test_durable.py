@@ -221,10 +221,13 @@ async def test_forks_share_it_and_the_last_one_ends_it(url: str, boxes: Boxes) -
         box = (await talk.ask(UserMessage("one"), timeout=30)).text
         fork = await talk.fork("b")
         assert (await fork.ask(UserMessage("two"), timeout=30)).text == box
+        detached = await talk.detach("c")
+        assert (await detached.ask(UserMessage("three"), timeout=30)).text == box
         assert list(boxes.there) == [box]
     async with serving(url, boxes) as (client, _):
         kind = make(act)
-        await client.conversation(kind, "a").delete()
+        for name in ("a", "c"):
+            await client.conversation(kind, name).delete()
         await anyio.sleep(0.3)
         assert boxes.destroyed == []
         await client.conversation(kind, "b").delete()
