@@ -46,13 +46,17 @@ class ReadBack:
         schema: the core schema of pydantic.
     """
 
-    __slots__ = ("_classes", "_floats", "is_open")
+    __slots__ = ("_classes", "_floats", "is_open", "is_plain", "takes_iterators")
 
     def __init__(self, schema: Any) -> None:
         self._classes: list[type] = []  # of models and dataclasses
         self._floats = False
         self.is_open: bool = not self._is_closed(schema)
         """Values may change on the way, as far as is known."""
+        self.is_plain: bool = not (self.is_open or self._floats or self._classes)
+        """Of a text without null, `is_certain` looks at its length alone."""
+        self.takes_iterators: bool = self.is_open or _takes_iterators(schema)
+        """An iterator may stand for a value."""
 
     def is_certain(self, text: str | bytes, *, fits: bool = False) -> bool:
         """Whether the value that was written as this text, without a warning of pydantic's, is read back as it was.
@@ -107,10 +111,18 @@ _PARTS: Final[Mapping[str, frozenset[str]]] = {
 constraint, a serializer or an excluded field, may change that.
 """
 
+_NO_ITERATORS: Final = frozenset({"str", "int", "bool", "float", "none", "bytes", "model", "dataclass"})
+
 _HARMLESS: Final = frozenset(
     {"title", "frozen", "validate_assignment", "validate_by_name", "validate_by_alias", "populate_by_name"}
 )
 """Settings of a model that change nothing on the way."""
+
+
+def _takes_iterators(schema: Mapping[str, Any]) -> bool:
+    while schema["type"] in {"nullable", "default"}:
+        schema = schema["schema"]
+    return schema["type"] not in _NO_ITERATORS or bool(schema.get("root_model"))
 
 
 def _parts_of(schema: Mapping[str, Any]) -> Iterator[Any]:
@@ -160,11 +172,11 @@ def json_of(value: Any) -> tuple[str, Any]:
 
 def is_one_shot(value: Any) -> bool:
     """Whether the value is used up when its items are read: a generator, a map, an iterator."""
-    return _is_iterator(cast(Any, type(value)))
+    return _is_iterator(type(value))  # type: ignore[arg-type]  # a class can be hashed
 
 
 @lru_cache(maxsize=4096)  # of a model's class, an attribute that it has not costs several microseconds
-def _is_iterator(kind: Any) -> bool:
+def _is_iterator(kind: type[Any]) -> bool:
     return hasattr(kind, "__next__")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import decimal
 import opcode
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -49,17 +49,52 @@ def pass_interrupt(error: BaseException) -> None:
         raise error
 
 
-def own_context() -> Context:
-    """A copy of the caller's context variables for code of the application. What it sets, no other code sees: not the
+def own_context(variables: Context | None = None) -> Context:
+    """Return a copy of context variables for code of the application. What it sets, no other code sees: not the
     variables, nor the precision of `decimal`, whose object the copies would share.
+
+    Args:
+        variables: None for those of the caller.
     """
-    context = copy_context()
-    context.run(_copy_decimals)
+    context = copy_context() if variables is None else variables.copy()
+    if _DECIMALS in context:  # else the code gets an object of its own at its first use
+        context.run(_copy_decimals)
     return context
+
+
+def lasting_context() -> Context:
+    """Return a copy of the caller's context variables, of which `own_context` makes many copies.
+
+    Of `decimal`, only what is not the default is in it: to import a library may set the variable, and the copies of
+    its object take time.
+    """
+    context = Context()
+    for variable, value in copy_context().items():
+        if variable is not _DECIMALS or not _is_default(value):
+            context.run(variable.set, value)
+    return context
+
+
+def _is_default(decimals: decimal.Context) -> bool:
+    default, found = decimal.DefaultContext.copy(), decimals.copy()
+    default.clear_flags()
+    found.clear_flags()
+    return repr(found) == repr(default)
 
 
 def _copy_decimals() -> None:
     decimal.setcontext(decimal.getcontext().copy())
+
+
+def _find_decimals() -> ContextVar[decimal.Context]:
+    """Return the variable of the current context of `decimal`, which has no public name."""
+    context = Context()
+    context.run(decimal.getcontext)
+    (variable,) = context
+    return variable
+
+
+_DECIMALS: Final = _find_decimals()
 
 
 def call_sync(function: Callable[..., T], /, *args: Any, **named: Any) -> T:

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
-from affinity.readback import ReadBack, find_loss, find_one_shot, is_one_shot
+from affinity.readback import MAX_DIGITS, ReadBack, find_loss, find_one_shot, is_one_shot
 from affinity.user_code import as_error, pass_interrupt
 
 
@@ -32,7 +32,7 @@ class Codec:
         InvalidApp: pydantic has no schema for the type.
     """
 
-    __slots__ = ("_adapter", "_limit", "_read_back", "_short", "declared", "what")
+    __slots__ = ("_adapter", "_is_plain", "_limit", "_read_back", "_short", "_takes_iterators", "declared", "what")
 
     def __init__(self, declared: Any, what: str, limit: int = MAX_PAYLOAD_BYTES) -> None:
         self.declared: Any = declared
@@ -43,6 +43,8 @@ class Codec:
             self._adapter, self._read_back = _adapter(declared)
         except BaseException as error:
             raise InvalidApp(f"{what}: {_type_name(declared)} has no JSON form: {error}") from error
+        self._is_plain = self._read_back.is_plain
+        self._takes_iterators = self._read_back.takes_iterators
 
     def encode(self, value: Any) -> str:
         """Return ``value`` as JSON text.
@@ -52,7 +54,7 @@ class Codec:
                 value.
             PayloadTooLarge: the text is over the limit, or nested too deep.
         """
-        if is_one_shot(value):  # its items can be read once
+        if self._takes_iterators and is_one_shot(value):  # its items can be read once
             value, text = self._encode_converted(value)
         else:
             try:  # not `dump_json`, which passes on a dozen options, in every turn
@@ -63,6 +65,8 @@ class Codec:
                 value, text = self._encode_converted(value)
         if len(text) > self._short:  # a shorter one is neither too deep nor too large
             self._check_size(text)
+        if self._is_plain and "null" not in text and len(text) <= MAX_DIGITS:
+            return text
         return text if self._read_back.is_certain(text) else self._checked(value, text)
 
     def decode(self, text: str) -> Any:

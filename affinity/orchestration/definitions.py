@@ -162,7 +162,7 @@ def definition_of(function: object) -> Definition | None:
     if not isinstance(found, Definition):
         return None
     own = getattr(function, "__func__", function)
-    if own is not found.function and _decorates(own, found.reference):
+    if own is not found.reference and own is not found.function and _decorates(own, found.reference):
         raise _decorated(found.description)
     return found
 

@@ -86,6 +86,11 @@ class RunningActivity(ActivityScope, Protocol):
     """The context of an activity whose code is running."""
 
     @property
+    def name(self) -> str:
+        """Name of the activity."""
+        ...
+
+    @property
     def ended(self) -> bool:
         """Its run is over; code that it started may still be running."""
         ...

@@ -24,11 +24,11 @@ from affinity.orchestration.failures import RecordedError, describe_error, recor
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
-from affinity.session.writer import enter_activity
+from affinity.session.writer import current_activity, enter_activity
 from affinity.tasks import CLEANUP_SECONDS, ignore_error, leave_behind, on_left_behind
 from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
-from affinity.user_code import as_error, call_sync, own_context
+from affinity.user_code import as_error, call_sync, lasting_context, own_context
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
 from affinity.worker.journals import WorkerJournals
@@ -71,10 +71,11 @@ class _Running:
     item: WorkItem
     context: ActivityContext
     limit: _TimeLimit | None
+    work: ActivityTask
     began: float  # on the monotonic clock
     task: asyncio.Task[Event] | None = None
     alarm: asyncio.TimerHandle | None = None  # when its time is over
-    leave: Callable[[], object] | None = None  # called when it has not ended in time after its cancellation
+    leave: Callable[[_Running], object] | None = None  # called when it has not ended in time after its cancellation
     cancelled: str | None = None  # why, once it is cancelled: its outcome is dropped then
     timed_out: bool = False
     staged: StagedResult | None = None
@@ -85,7 +86,7 @@ class _Running:
         if self.task is not None:
             self.task.cancel()
             if self.leave is not None:
-                asyncio.get_running_loop().call_later(LEAVE_AFTER, self.leave)
+                asyncio.get_running_loop().call_later(LEAVE_AFTER, self.leave, self)
                 self.leave = None
 
     def drop(self, reason: str) -> None:
@@ -160,6 +161,8 @@ class ActivityRunner:
         self._threads = _Threads()
         self._left_behind: dict[asyncio.Task[Any], str] = {}  # activities by the tasks whose code goes on
         self._reported = False
+        self._variables = lasting_context()  # of the worker's start
+        self._variables.run(on_left_behind.set, self._note_code)
         services.lease.left_behind = lambda: self.left_behind
         self._empty = anyio.Event()
         self.isolation: Isolation = Isolation(
@@ -307,15 +310,17 @@ class ActivityRunner:
             journals=self._journals,
             commit_part=partial(self._commits.commit_part, item.lock),
         )
-        running = self._running[item.lock] = _Running(item, context, limit, time.monotonic())
+        running = self._running[item.lock] = _Running(item, context, limit, task, time.monotonic())
         self.size += len(item.payload)
         # Not in a task group, whose bookkeeping costs more than the rest of a turn. `_handle_end` handles its end, and
         # `aclose` waits for the tasks that are left.
         run = self._result if self._tracer is None else partial(self._traced, self._tracer)
         coroutine = run(activity_id, running, definition, task)
-        running.task = asyncio.get_running_loop().create_task(coroutine, name=item.name, context=own_context())
-        running.leave = partial(self._leave_behind, running, task)
-        running.task.add_done_callback(partial(self._handle_end, running, task))
+        running.task = asyncio.get_running_loop().create_task(
+            coroutine, name=item.name, context=own_context(self._variables)
+        )
+        running.leave = self._leave_behind
+        running.task.add_done_callback(partial(self._handle_end, running))
 
     # -- running
 
@@ -340,7 +345,6 @@ class ActivityRunner:
         enter_activity(running.context)
         enter_instance(running.context.instance_id)
         enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
-        on_left_behind.set(partial(self._note_left_behind, running.item.name))
         if running.limit is not None:
             running.alarm = asyncio.get_running_loop().call_later(running.limit.seconds, running.time_out)
         try:
@@ -366,7 +370,7 @@ class ActivityRunner:
             raise running.error_of(None)
         return end
 
-    def _handle_end(self, running: _Running, task: ActivityTask, done: asyncio.Task[Event]) -> None:
+    def _handle_end(self, running: _Running, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
         running.leave = None
         self.size -= len(running.item.payload)
@@ -374,14 +378,14 @@ class ActivityRunner:
             return  # it was left behind
         raised = running.error_of(None) if done.cancelled() else done.exception()
         error = None if raised is None else errors.decisive_error(raised)
-        self._close(running, task, None if error else done.result(), error)
+        self._close(running, None if error else done.result(), error)
 
-    def _close(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
+    def _close(self, running: _Running, event: Event | None, error: BaseException | None) -> None:
         """End an activity, with its result or with an error."""
         del self._running[running.item.lock]
         self._observe_run(running.item.name, time.monotonic() - running.began)
         try:
-            self._finish(running, task, event, error)
+            self._finish(running, event, error)
         except Exception as broken:
             self._lease.end_by_defect(broken)
         if not self._running:
@@ -390,11 +394,16 @@ class ActivityRunner:
             self.isolation.end(running.item.lock)
             self.isolation.proceed()
 
-    def _leave_behind(self, running: _Running, task: ActivityTask) -> None:
+    def _leave_behind(self, running: _Running) -> None:
         """End an activity that has not ended though it was cancelled: its code may go on for ever."""
         if running.task is not None and not running.task.done():
             leave_behind(running.task, partial(self._note_left_behind, running.item.name))
-            self._close(running, task, None, running.error_of(None))
+            self._close(running, None, running.error_of(None))
+
+    def _note_code(self, task: asyncio.Task[Any]) -> None:
+        """Count a task that the code of an activity has begun and leaves behind."""
+        activity = current_activity()
+        self._note_left_behind(task.get_name() if activity is None else activity.name, task)
 
     def _note_left_behind(self, name: str, task: asyncio.Task[Any]) -> None:
         """Count the code of a task that an activity has left behind until it is gone."""
@@ -434,7 +443,7 @@ class ActivityRunner:
 
     # -- ending
 
-    def _finish(self, running: _Running, task: ActivityTask, event: Event | None, error: BaseException | None) -> None:
+    def _finish(self, running: _Running, event: Event | None, error: BaseException | None) -> None:
         item = running.item
         if running.cancelled is not None or event is None:
             self._discard(running, error)
@@ -447,7 +456,7 @@ class ActivityRunner:
             self.deliver_result(item, event, running.staged)
         else:
             assert error is not None
-            self._handle_failure(running, task, error)
+            self._handle_failure(running, running.work, error)
         self._notifier.on_slot_freed()
 
     def _discard(self, running: _Running, error: BaseException | None) -> None:
