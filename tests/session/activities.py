@@ -40,6 +40,7 @@ class Activity:
     session_store: SessionStore | None = None
     session_listeners: Collection[object] | None = None
     instance_id: str = "i"
+    name: str = "say"
     execution_id: int = 1
     activity_id: int = field(default_factory=lambda: next(_ids))
     enlisted: list[Participant] = field(default_factory=list)
