@@ -4,11 +4,13 @@
 `action` leaves entries:
 
 * A transaction in which something took effect has its entry in itself: there is an entry exactly if there is the
-  effect. The verbs of a provider that write ask for it (`Acting.entries`).
+  effect. The verbs of a provider that write ask for it: after the effect (`Acting.entries`), or before it, where the
+  database adds the outcome (`Acting.expected`).
 * An action that was refused, or that changed nothing, leaves one in a transaction of its own, at its end.
 * A call that an action makes is a part of it. An action on one target names it in each entry; an action on many
   targets has an entry for each.
 * A call that writes and is no action is named as the verb of the provider.
+* A user is stated for one database: calls on another one are not this user's (`acting_on`).
 
 Without a user nothing is recorded, and nothing more is sent. An entry has ids, names, an outcome and what a person gave
 as reason; it has no payloads.
@@ -26,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import wraps
 from inspect import signature
-from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
 from affinity.errors import AffinityError, ProviderError
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_BATCH, check_conditions, truncate
@@ -94,8 +96,26 @@ class AuditFilter:
         check_conditions(self)
 
 
-Record: TypeAlias = Callable[[Sequence[NewAuditEntry]], Awaitable[None]]
-"""Writes entries in a transaction of their own."""
+class AuditLog(Protocol):
+    """The audit log of a database: a provider."""
+
+    @property
+    def database(self) -> str:
+        """See `ProviderConnection.database`."""
+        ...
+
+    async def write_audit(self, entries: Sequence[NewAuditEntry]) -> None:
+        """Write entries in a transaction of their own."""
+        ...
+
+
+class _Actor(Protocol):
+    """The object of a method that is an action."""
+
+    @property
+    def _database(self) -> str:
+        """See `ProviderConnection.database`."""
+        ...
 
 
 @frozen()
@@ -105,6 +125,20 @@ class AuditedCall:
     verb: str  # and the kind of its targets: for a call that is no action
     kind: str
     targets: Sequence[str]  # what it is called for
+
+
+@frozen(kw_only=True)
+class ExpectedEntry:
+    """An entry that is written if a call takes effect on a target from ``first`` to ``last``; they count from 1."""
+
+    user: str
+    source: str
+    action: str
+    kind: str
+    target: str
+    details: str  # JSON
+    first: int
+    last: int
 
 
 @frozen(kw_only=True)
@@ -122,9 +156,9 @@ class Acting:
 
     user: str
     source: str
-    record: Record
+    log: AuditLog
     action: _Action | None = None
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # of `record`
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)  # of `log`
     written: set[str] = field(default_factory=set)  # targets on which the action has taken effect
     refused: dict[str, NewAuditEntry] = field(default_factory=dict)  # by target
     recorded: set[str] = field(default_factory=set)  # actions of this user that have entries, in the whole block
@@ -132,15 +166,41 @@ class Acting:
     def entries(self, call: AuditedCall, result: object) -> Sequence[NewAuditEntry]:
         """The entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
         outcomes = [_outcome_of(each) for each in result] if isinstance(result, list | tuple) else [_outcome_of(result)]
-        targets = call.targets or [""]
-        if self.action is not None and self.action.target and not self.action.each:
-            targets, outcomes = [self.action.target], [_united(outcomes)]
-        action = self.action or _Action(name=call.verb, kind=call.kind, target="")
+        action, targets = self._action_of(call)
+        if len(targets) == 1:
+            outcomes = [_united(outcomes)]
         made = [self._entry(action, target, *outcome) for target, outcome in zip(targets, outcomes, strict=False)]
         if self.action is None:
             return made
         self.refused.update({each.target: each for each in made if not each.succeeded})
         return [each for each in made if each.succeeded]
+
+    def expected(self, call: AuditedCall) -> Sequence[ExpectedEntry]:
+        """The entries of a transaction whose result is not known yet: `entries` gives those with an effect."""
+        action, targets = self._action_of(call)
+        last = len(call.targets) or 1
+        spans = [(1, last)] if len(targets) == 1 else [(place, place) for place in range(1, last + 1)]
+        return [
+            ExpectedEntry(
+                user=self.user,
+                source=self.source,
+                action=action.name,
+                kind=action.kind,
+                target=target,
+                details=action.details,
+                first=first,
+                last=last,
+            )
+            for target, (first, last) in zip(targets, spans, strict=True)
+        ]
+
+    def _action_of(self, call: AuditedCall) -> tuple[_Action, Sequence[str]]:
+        """The action of which a call is a part, and the targets that have an entry each."""
+        if self.action is None:
+            return _Action(name=call.verb, kind=call.kind, target=""), call.targets or [""]
+        if self.action.target and not self.action.each:
+            return self.action, [self.action.target]
+        return self.action, call.targets or [""]
 
     def committed(self, entries: Sequence[NewAuditEntry]) -> None:
         """The transaction of these entries was committed."""
@@ -149,7 +209,7 @@ class Acting:
 
     async def run(self, action: _Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
         """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
-        under_way = Acting(self.user, self.source, self.record, action, self.loop, recorded=self.recorded)
+        under_way = Acting(self.user, self.source, self.log, action, self.loop, recorded=self.recorded)
         try:
             with stated(under_way):
                 result = await work()
@@ -164,7 +224,7 @@ class Acting:
     async def refuse(self, name: str, kind: str, target: str, outcome: str) -> None:
         """Record that an action was refused, in a transaction of its own."""
         target = truncate(target, MAX_AUDIT_TEXT_BYTES)
-        await self._record([self._entry(_Action(name=name, kind=kind, target=target), target, outcome, False)])
+        await self.record([self._entry(_Action(name=name, kind=kind, target=target), target, outcome, False)])
 
     async def _end(self, action: _Action, result: object, error: str = "") -> None:
         """Record the targets on which nothing took effect. An error says more than what the database has said."""
@@ -174,7 +234,7 @@ class Acting:
             is_done = result is None or bool(result)
             outcome = error or ("done" if is_done else "unchanged")
             ended = [self._entry(action, action.target, outcome, is_done)]
-        await self._record(ended)
+        await self.record(ended)
 
     def _entry(self, action: _Action, target: str, outcome: str, succeeded: bool) -> NewAuditEntry:
         return NewAuditEntry(
@@ -188,7 +248,8 @@ class Acting:
             details=action.details,
         )
 
-    async def _record(self, entries: Sequence[NewAuditEntry]) -> None:
+    async def record(self, entries: Sequence[NewAuditEntry]) -> None:
+        """Write entries of what was not done, in a transaction of their own; a failure is logged."""
         self.recorded.update(each.action for each in entries)
         if not entries:
             return
@@ -203,7 +264,7 @@ class Acting:
     async def _write(self, entries: Sequence[NewAuditEntry]) -> None:
         try:
             for first in range(0, len(entries), MAX_BATCH):
-                await self.record(entries[first : first + MAX_BATCH])
+                await self.log.write_audit(entries[first : first + MAX_BATCH])
         except ProviderError as error:  # nothing was changed, and the caller has its result
             self._warn(entries, error)
 
@@ -211,14 +272,19 @@ class Acting:
         logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
 
 
-ACTING: Final[ContextVar[Acting | None]] = ContextVar("affinity_acting", default=None)
-"""The user who was stated, for this task and what it starts."""
+ACTING: Final[ContextVar[tuple[Acting, ...]]] = ContextVar("affinity_acting", default=())
+"""The users who were stated, for this task and what it starts; the last one last."""
+
+
+def acting_on(database: str) -> Acting | None:
+    """The user who was stated for a database, with the action that is under way there."""
+    return next((acting for acting in reversed(ACTING.get()) if acting.log.database == database), None)
 
 
 @contextmanager
 def stated(acting: Acting) -> Iterator[None]:
-    """The block is of this user, or part of this action."""
-    token = ACTING.set(acting)
+    """Run the block as this user, or as a part of this action."""
+    token = ACTING.set((*ACTING.get(), acting))
     try:
         yield
     finally:
@@ -229,7 +295,7 @@ async def record_refusal(name: str, kind: str, target: str, why: str | AffinityE
     """Record that the user who was stated may not do this; or, of an error, that nothing was done, unless there is an
     entry already, or the database has failed.
     """
-    acting = ACTING.get()
+    acting = next(reversed(ACTING.get()), None)
     if acting is None or isinstance(why, ProviderError) or (isinstance(why, AffinityError) and acting.recorded):
         return
     await acting.refuse(name, kind, target, why if isinstance(why, str) else type(why).__name__)
@@ -238,7 +304,7 @@ async def record_refusal(name: str, kind: str, target: str, why: str | AffinityE
 def action(
     name: str, kind: str, target: str = "", *details: str, each: bool = False
 ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """Decorates a method that is an action for the audit log.
+    """Decorates a method that is an action for the audit log. Its object has ``_database``, the name of its database.
 
     Args:
         name: of the action.
@@ -252,7 +318,7 @@ def action(
     def decorate(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(method)
         async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            acting = ACTING.get()
+            acting = acting_on(cast(_Actor, args[0])._database) if ACTING.get() else None
             if acting is None or acting.action is not None:
                 return await method(*args, **kwargs)
             given = signature(method).bind(*args, **kwargs).arguments

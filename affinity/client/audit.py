@@ -54,7 +54,7 @@ class AuditCalls(ClientBase):
                 await client.cancel("chat-17", reason="asked by mail")
 
         What takes effect has its entry in the same transaction. A call that is refused has one of its own. It holds for
-        the task of the block and for tasks that it starts, and for all clients of them.
+        the task of the block and for tasks that it starts, and for all their clients of this database.
 
         Args:
             user: at most `limits.MAX_ID_BYTES` bytes; empty: unknown.
@@ -64,8 +64,8 @@ class AuditCalls(ClientBase):
             InvalidId: a name is refused.
             ClientError: the client is not open.
         """
-        record = self._open_provider.write_audit
-        return stated(Acting(user and check_id(user, "user"), check_id(source, "source"), record))
+        provider = self._open_provider
+        return stated(Acting(user and check_id(user, "user"), check_id(source, "source"), provider))
 
     async def audit_page(
         self, *, after: str | None = None, limit: int = 100, **where: Unpack[AuditConditions]

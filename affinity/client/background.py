@@ -204,7 +204,7 @@ class ClientBase(AsyncBlock):
         await stack.aclose()
 
     async def _run(self) -> None:
-        ACTING.set(None)  # a user who opens the client does not make the calls of others
+        ACTING.set(())  # a user who opens the client does not make the calls of others
         async with anyio.create_task_group() as tasks:
             for work in (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run):
                 tasks.start_soon(work)
@@ -227,6 +227,10 @@ class ClientBase(AsyncBlock):
         provider = self._open_provider
         check_loop(self._loop, "client")
         return provider
+
+    @property
+    def _database(self) -> str:
+        return self._open_provider.database
 
     @property
     def journals(self) -> Journals:

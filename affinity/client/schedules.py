@@ -86,6 +86,10 @@ class Schedules:
     def _provider(self) -> Provider:
         return self._client._provider
 
+    @property
+    def _database(self) -> str:
+        return self._client._database
+
     @action("create", "schedule", "name", "target")
     async def create(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`.

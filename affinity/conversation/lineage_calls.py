@@ -36,6 +36,11 @@ class CommonCalls(EntryReader, Generic[M]):
         super().__init__(read, kind.types, conversation_id)
         self._kind, self._planner = kind, planner
 
+    @property
+    def _database(self) -> str:
+        """See `ProviderConnection.database`."""
+        raise NotImplementedError
+
     async def wakes(
         self, *, after: int = 0, newest_first: bool = False, limit: int = DEFAULT_ENTRIES
     ) -> Sequence[EndedWake]:
@@ -157,6 +162,10 @@ class LineageCalls(CommonCalls[M], Generic[M]):
         super().__init__(client.journals.read, kind, planner, conversation_id)
         self._client, self._states = client, states
         self._timeline = client.journals.timeline  # of numbers that do not know theirs
+
+    @property
+    def _database(self) -> str:
+        return self._client.journals.database
 
     @action("merge", "conversation", "conversation_id", "other", "into")
     async def merge(

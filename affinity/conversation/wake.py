@@ -143,6 +143,10 @@ class Wake(CommonCalls[None], RunCalls):
         self.context: ActivityContext = parts.context
 
     @property
+    def _database(self) -> str:
+        return self._parts.address[0]
+
+    @property
     def events(self) -> Sequence[JournalEvent]:
         """The events of `pending`."""
         return [entry.event for entry in self.pending]

@@ -14,7 +14,7 @@ from affinity.audit import action
 from affinity.errors import SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_age, check_id, check_limit
 from affinity.paging import PageIterator, uninterrupted
-from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, in_family_order
+from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, database_of, in_family_order
 from affinity.session.removal import (
     Pruned,
     Pruner,
@@ -106,6 +106,10 @@ class SessionManager:
         """A manager of the records in ``store``; it loads records by the ``sessions`` of their kind to import them."""
         self._store = store
         self._sessions = tuple(sessions)
+
+    @property
+    def _database(self) -> str:
+        return database_of(self._store)
 
     # -- listing
 

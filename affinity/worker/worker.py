@@ -239,7 +239,7 @@ class Worker(AsyncBlock):
         """Run one incarnation after another, until the block is left or the worker has ended; ``begun`` is set when the
         first one has begun, or cannot begin.
         """
-        ACTING.set(None)  # what workers do is no user's
+        ACTING.set(())  # what workers do is no user's
         try:
             await self._run_incarnations(begun)
         finally:

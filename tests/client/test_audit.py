@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
-from affinity import Conversations, Event, ExternalEvent, UserMessage, sync
+from affinity import Conversations, Event, ExternalEvent, UserMessage, migrate, sync
 from affinity.audit import ACTING
 from affinity.client import AuditEntry, Client, Start
 from affinity.conversation import ConversationHandle
@@ -168,12 +169,45 @@ async def test_users_of_tasks_are_apart(client: Client, url: str) -> None:
     await other.__aexit__(None, None, None)
     assert sorted(each.user for each in await entries(client)) == ["ann", "bob", "eve"]
     assert len(await talk.history()) == 6
-    assert ACTING.get() is None
+    assert ACTING.get() == ()
+
+
+async def test_a_user_is_stated_for_one_database(client: Client, tmp_path: Path) -> None:
+    """Of one context: calls on another database are not this user's, or are of the user who is stated there."""
+    there = f"sqlite:///{tmp_path}/there.db"
+    await migrate(there)
+    store = client.session_manager
+    async with Client(there) as other:
+
+        async def act(number: int) -> None:
+            for one in (client, other):
+                await one.start("flow", instance_id=f"i{number}")
+                with pytest.raises(UnknownInstance):
+                    await one.cancel("none")
+                await one.conversation(chats, f"talk{number}").send(UserMessage("a"))
+                await one.session_store.save(state(f"s{number}"))
+            await store.delete(f"s{number}")
+
+        with client.acting_as("ann"):
+            await act(1)
+            assert await entries(other) == []
+            with other.acting_as("bob"):
+                await act(2)
+            with other.acting_as("eve"), client.acting_as("zoe"):
+                await act(3)
+    async with Client(there) as other:
+        found, found_there = await entries(client), await entries(other)
+    done = ["start", "cancel", "send", "save_record"]
+    by_user = [(user, action) for user in ("ann", "ann", "zoe") for action in [*done, "delete"]]
+    assert [(each.user, each.action) for each in found] == by_user
+    assert [(each.user, each.action) for each in found_there] == [
+        (user, action) for user in ("bob", "eve") for action in done
+    ]
 
 
 async def test_a_call_without_a_user_has_no_entry(client: Client) -> None:
     """Nor a refused one."""
-    assert ACTING.get() is None
+    assert ACTING.get() == ()
     await client.start("flow", instance_id="i")
     await client.cancel("i")
     with pytest.raises(UnknownInstance):
@@ -202,18 +236,17 @@ async def test_long_and_strange_texts(client: Client) -> None:
     assert (await client.audit_page(limit=1, after=page.next)).items == []
 
 
-async def test_an_entry_that_cannot_be_written(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_entry_that_cannot_be_written(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a refused action it is in the log, and the caller has the error of the action."""
 
     async def fails(_: object) -> None:
         raise ProviderError("no disk")
 
-    with client.acting_as("ann"):
-        acting = ACTING.get()
-        assert acting is not None
-        acting.record = fails
-        with pytest.raises(UnknownInstance):
-            await client.cancel("none")
+    monkeypatch.setattr(client._open_provider, "write_audit", fails)
+    with client.acting_as("ann"), pytest.raises(UnknownInstance):
+        await client.cancel("none")
     assert "cancel of 'ann' was not recorded: no disk" in caplog.text
     assert await entries(client) == []
 

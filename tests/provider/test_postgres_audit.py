@@ -1,33 +1,36 @@
-"""The audit log on PostgreSQL: the connection of its transactions, and what a page reads."""
+"""The audit log on PostgreSQL: an action and its entry are one message, and what a page reads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
+from inspect import isfunction
+from types import SimpleNamespace
 from typing import Any, Final, LiteralString
 
-import anyio
 import psycopg
 import pytest
 
-from affinity.audit import AuditFilter, stated
-from affinity.errors import ConnectionLost
+from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
+from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.driver import connections, transactions
+from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.wire import WireProtocol
 from affinity.testing.conformance.providers.builders import new_instance
-from affinity.testing.conformance.providers.fault_audit import acting, entries_of
+from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.testing.conformance.providers.fault_audit import USER, acting, entries_of
+from affinity.testing.conformance.providers.fault_fixtures import FaultFixtures
+from affinity.testing.conformance.providers.fault_verbs import VERBS
+from tests.provider.harnesses import SCHEMA, PostgresHarness
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MOST, collect_plans, rows_read
-from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, until
+from tests.provider.postgres_stage import ALL_IDLE, SOMEBODY_WAITS, administrator, opened, until
 from tests.servers.proxy import proxy
 
 pytestmark = pytest.mark.anyio
 
-CONNECTED: Final[LiteralString] = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '% audit'"
-)
 ROWS: Final[LiteralString] = """
 INSERT INTO audit (at, stated_user, source, role, action, kind, target, outcome, succeeded, details)
 SELECT clock() - n * '1 s'::interval, CASE WHEN n % 2000 = 0 THEN 'ann' ELSE 'bob' END, 'console', 'r',
@@ -42,33 +45,75 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-async def test_its_connection_is_made_again_and_closed(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only a user needs it. One that broke while it was idle fails no action."""
-    async with opened(postgres_migrated) as provider:
-        await provider.create_instance([new_instance("i0")])
-        assert admin.execute(CONNECTED).fetchone() == (0,)
-        with stated(acting(provider)):
-            await provider.create_instance([new_instance("i1")])
-            assert admin.execute(CONNECTED).fetchone() == (1,)
-            admin.execute(
-                "SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name LIKE '% audit'"
-            )
-            assert await provider.create_instance([new_instance("i2")]) == [True]
-            monkeypatch.setattr(transactions, "IDLE_SECONDS", 0.0)
-            assert await provider.create_instance([new_instance("i3")]) == [True]
-        await until(admin, f"SELECT ({CONNECTED}) = 0")
-        for name in ("i1", "i2", "i3"):
-            assert await entries_of(provider, name) == [("create_instance", "done", True)]
+AUDITED: Final = sorted(
+    {name for name, verb in vars(PostgresProvider).items() if isfunction(verb) and hasattr(verb, "__wrapped__")}
+    | {"save_state", "delete_state"}
+)
+"""Each verb that has entries, by its name in the conformance suite's table of verbs."""
 
 
-@pytest.mark.parametrize("by", ["caller", "provider"])
-async def test_a_transaction_that_is_given_up_leaves_nothing(
-    postgres_migrated: str, admin: psycopg.Connection[Any], by: str
+class Noted(Acting):
+    """Keeps the entries that a verb has left."""
+
+    def __init__(self, provider: Provider) -> None:
+        super().__init__(USER, "suite", provider)
+        self.noted: list[tuple[str, str, str]] = []
+
+    def committed(self, entries: Sequence[NewAuditEntry]) -> None:
+        self.noted += [(each.action, each.target, each.outcome) for each in entries if each.succeeded]
+
+
+def listed(admin: psycopg.Connection[Any]) -> list[tuple[str, str, str]]:
+    rows = admin.execute("SELECT action, target, outcome FROM audit WHERE stated_user = %s ORDER BY entry_id", [USER])
+    return [*rows.fetchall()]
+
+
+@pytest.mark.parametrize("name", AUDITED)
+async def test_an_action_and_its_entry_are_one_message(
+    postgres_shared: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a caller that is cancelled, and by a provider that is closed, while it waits for a lock."""
+    """So both are there, and no row is held, whenever the client is stopped or its link is cut."""
+    sent = 0
+
+    def count(protocol: WireProtocol, then: Callable[[], None] | None = None) -> None:
+        nonlocal sent
+        sent += 1
+        send(protocol, then)
+
+    send = WireProtocol._sent
+    monkeypatch.setattr(WireProtocol, "_sent", count)
+    cluster = Cluster(await PostgresHarness.create(postgres_shared))
+    with proxy(postgres_shared) as network, administrator(postgres_shared) as admin:
+        admin.execute(f"SET search_path = {SCHEMA}")
+        url = f"{network.url}?schema={SCHEMA}"
+        async with aclosing(await PostgresProvider.open(url, one_connection=True)) as provider:
+            faulty: Any = SimpleNamespace(provider=provider)
+            fixtures = FaultFixtures(cluster, faulty, await cluster.worker("a"), await cluster.worker("b"))
+            attempt, user = await VERBS[name](fixtures), Noted(provider)
+            with stated(user):
+                await attempt.call()  # from now on its statement is prepared
+            ((action, _, outcome),) = found = listed(admin)
+            assert found == user.noted
+            fixtures.number = 1
+            attempt = await VERBS[name](fixtures)
+            await until(admin, ALL_IDLE)
+            network.lose(only_replies=True)
+            sent = 0
+            with stated(user):
+                cut = asyncio.ensure_future(attempt.call())
+            await until(admin, "SELECT count(*) > 1 FROM audit")
+            await until(admin, ALL_IDLE)
+            assert sent == 1
+            cut.cancel()
+            await asyncio.wait([cut])
+            assert [(verb, result) for verb, _, result in listed(admin)] == 2 * [(action, outcome)]
+    await cluster.aclose()
+
+
+async def test_a_cancelled_action_has_its_entry_if_it_has_its_effect(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """Though its caller hears nothing of it."""
     async with opened(postgres_migrated) as provider:
         with admin.transaction():
             admin.execute("LOCK TABLE instances")
@@ -76,64 +121,11 @@ async def test_a_transaction_that_is_given_up_leaves_nothing(
                 call = asyncio.create_task(provider.create_instance([new_instance("i")]))
             with psycopg.connect(postgres_migrated, autocommit=True) as watcher:
                 await until(watcher, SOMEBODY_WAITS)
-            if by == "caller":
-                call.cancel()
-            else:
-                await provider.aclose()
-            with pytest.raises(asyncio.CancelledError if by == "caller" else ConnectionLost):
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
                 await call
-        await until(admin, f"SELECT ({CONNECTED}) = 0")
-    async with opened(postgres_migrated) as other:
-        assert await other.get_instance(["i"]) == [None]
-        assert await other.list_audit(AuditFilter(), 10) == []
-
-
-SESSIONS: Final[LiteralString] = (
-    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-    " AND application_name LIKE '% audit' AND state <> 'idle'"
-)
-
-
-@pytest.mark.parametrize("only_replies", [True, False])
-async def test_a_silent_link_ends_an_action_as_soon_as_any_call(
-    postgres_migrated: str, admin: psycopg.Connection[Any], only_replies: bool
-) -> None:
-    """Its connection is asked about, and both ends are closed; an action that has not begun goes on a new one."""
-    with proxy(postgres_migrated) as network:
-        async with aclosing(await PostgresProvider.open(network.url, probe_after=1.0)) as provider:
-            with stated(acting(provider)):
-                await provider.create_instance([new_instance("i0")])
-                network.lose(only_replies=only_replies)
-                with anyio.fail_after(10.0):
-                    assert await provider.create_instance([new_instance("i1")]) == [True]
-            await until(admin, f"SELECT ({SESSIONS}) = 0")
-
-
-async def test_a_link_that_is_cut_inside_an_action_holds_rows_for_a_second(
-    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the effect and its entry: the server ends the transaction, and nothing is done."""
-    with proxy(postgres_migrated) as network:
-        async with aclosing(await PostgresProvider.open(network.url, probe_after=1.0)) as provider:
-            await provider.create_instance([new_instance("i")])
-            commit_with = transactions.Transaction.commit_with
-
-            async def cut(self: transactions.Transaction, *args: Any) -> None:
-                network.lose()
-                await commit_with(self, *args)
-
-            monkeypatch.setattr(transactions.Transaction, "commit_with", cut)
-            with stated(acting(provider)):
-                action = asyncio.create_task(provider.delete_instance(["i"], force=True))
-            await until(admin, f"SELECT ({SESSIONS}) = 1")
-            began = asyncio.get_running_loop().time()
-            admin.execute("SELECT FROM instances WHERE instance_id = 'i' FOR UPDATE")
-            assert asyncio.get_running_loop().time() - began < 4.0
-            with pytest.raises(ConnectionLost):
-                await action
-    async with opened(postgres_migrated) as other:
-        assert await other.get_instance(["i"]) != [None]
-        assert await other.list_audit(AuditFilter(), 10) == []
+        await until(admin, ALL_IDLE)
+        assert (await provider.get_instance(["i"]) == [None]) is (await entries_of(provider, "i") == [])
 
 
 async def test_a_page_reads_what_it_shows(

@@ -188,6 +188,14 @@ async def test_the_audit_log_has_the_role_and_no_role_changes_it(url: str, admin
     assert found == [("ann", CLIENT), ("bob", f"{admin.info.user} as {CLIENT}")]
     async with Client(as_role(url, READER)) as client:
         assert [each.details async for each in client.audit()] == [{"details": "no JSON"}, {}]
+    forged = """[{"user": "root", "source": "console", "role": "app_owner", "action": "delete", "kind": "",
+        "target": "", "outcome": "done", "succeeded": true, "details": "{}", "first": 1, "last": 1}]"""
+    with psycopg.connect(as_role(url, CLIENT), autocommit=True, options="-c search_path=affinity") as client_role:
+        client_role.execute("SELECT write_audit(%s), write_effects(%s, '{1}', '{done}')", [forged, forged])
+        with pytest.raises(InsufficientPrivilege):
+            client_role.execute("SELECT set_config('role', %s, false)", [WORKER])
+    query = "DELETE FROM audit WHERE stated_user = 'root' RETURNING source, role"
+    assert admin.execute(query).fetchall() == 2 * [("console", CLIENT)]
     with psycopg.connect(as_role(url, WORKER), autocommit=True, options="-c search_path=affinity") as worker:
         assert worker.execute("SELECT remove_audit(0, 100)").fetchone() == (0,)
     with psycopg.connect(as_role(url, READER), autocommit=True, options="-c search_path=affinity") as reader:

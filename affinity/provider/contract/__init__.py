@@ -31,8 +31,9 @@ Rules for every verb
     * One clock, the database's, read after any lock wait. Durations are seconds (float), instants aware UTC datetimes.
     * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does
       not affect the others. Results come in the order of the elements.
-    * A verb never leaves a transaction open across a client round trip, so a paused worker holds no database lock. (In
-      SQLite a transaction is one uninterrupted call, which is the nearest equivalent.)
+    * A verb never leaves a transaction open across a client round trip, so a paused worker or client holds no database
+      lock, also while a user is stated. (In SQLite a transaction is one uninterrupted call, which is the nearest
+      equivalent.)
     * Errors are classes of `affinity.errors`. Only errors that the data itself causes are not retryable: every other
       error of the database is a fault of its environment. After an error without ``maybe_done`` nothing was changed.
     * To *touch* a session is to set its ``locked_until`` to now + ``session_lock_timeout``. A provider may leave it out
@@ -52,9 +53,10 @@ Tags
     own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
 
 Users
-    While a user is stated (`affinity.audit.ACTING`), a verb that clients write with has its entries in the audit log in
-    its own transaction: what `Acting.entries` gives for its result. `Acting.committed` is called behind it. Without a
-    user nothing more is read or written.
+    While a user is stated for the database (`affinity.audit.acting_on`), a verb that clients write with has its entries
+    in the audit log in its own transaction: what `Acting.entries` gives for its result, where something took effect.
+    `Acting.committed` is called behind it. Where the result comes with the end of the transaction, `Acting.expected`
+    gives the entries before it. Without a user nothing more is read or written.
 
 Routes
     ``worker_queue.route`` of an item:

@@ -22,7 +22,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     management          what operators look at: origins, work items, executions, trees, counts
     schedules           schedules: write, list, which are due
     quotas              limits of one database
-    audit               the audit log: entries in the transactions of verbs, list, remove
+    audit               the audit log: entries in the statements of verbs, list, remove
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows

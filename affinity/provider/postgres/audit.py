@@ -1,19 +1,18 @@
-"""The audit log: its entries, and the transactions that they are in."""
+"""The audit log: its entries, and the statements that they are in."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from copy import copy
 from dataclasses import asdict
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from functools import cache, wraps
+from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeVar
 
 from psycopg.types.numeric import Int8
 
-from affinity.audit import ACTING, Acting, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry, targets_of
-from affinity.provider.postgres.driver.connections import Connections
-from affinity.provider.postgres.driver.transactions import Transaction
+from affinity.audit import Acting, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry, acting_on, targets_of
+from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import to_audit_entry
 from affinity.provider.statements import load_statements
@@ -27,58 +26,74 @@ Verb = Callable[Concatenate[Database, P], Coroutine[Any, Any, T]]
 
 
 def audited(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
-    """The verb, which has its entries in the audit log while a user is stated; ``kind``: of its targets."""
+    """The verb, which has its entries in the audit log while a user is stated; ``kind``: of its targets. The verb makes
+    its statement with `with_entries`.
+    """
 
     @wraps(verb)
     async def call(db: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        acting = ACTING.get()
+        acting = acting_on(db.connections.timeline.token)
         if acting is None or kwargs.get("dry_run"):
             return await verb(db, *args, **kwargs)
-
-        async def work(connections: Connections) -> T:
-            inner = copy(db)
-            inner.connections = connections
-            return await verb(inner, *args, **kwargs)
-
         audited_call = AuditedCall(verb.__name__, kind, targets_of(args))
-        return await in_transaction(db.connections, acting, audited_call, work)
+        inner = copy(db)
+        inner.entries = expected_entries(acting, audited_call)
+        result = await verb(inner, *args, **kwargs)
+        await note_result(acting, audited_call, result)
+        return result
 
     return call
 
 
-async def in_transaction(
-    connections: Connections,
-    acting: Acting,
-    call: AuditedCall,
-    work: Callable[[Connections], Awaitable[T]],
-    judge: Callable[[T], object] = lambda result: result,
-) -> T:
-    """Do ``work`` in one transaction with its entries; ``judge`` gives what `Acting.entries` takes of its result."""
+def expected_entries(acting: Acting, call: AuditedCall) -> str:
+    """The entries of a call, for `with_entries`."""
+    return json.dumps([asdict(each) for each in acting.expected(call)])
 
-    async def run(transaction: Transaction) -> tuple[T, Sequence[NewAuditEntry]]:
-        inner = connections.within(transaction)
-        result = await work(inner)
-        entries = acting.entries(call, judge(result))
-        if entries:
-            await transaction.commit_with(_SQL["write"], _params(entries))
-        return result, entries
 
-    result, entries = await connections.transactions.run(run)
+async def note_result(acting: Acting, call: AuditedCall, result: object) -> None:
+    """Note what a call has done, whose entries are written; those of what it has refused follow."""
+    entries = acting.entries(call, result)
     acting.committed(entries)
-    return result
+    await acting.record([each for each in entries if not each.succeeded])
 
 
-async def _write(connections: Connections, entries: Sequence[NewAuditEntry]) -> None:
-    if entries:
-        await connections.rows.run(_SQL["write"], _params(entries))
+def with_entries(
+    entries: str | None, statement: LiteralString, effects: LiteralString, params: Params
+) -> tuple[LiteralString, Params]:
+    """A statement of an audited verb, with its parameters, that also writes what it does into the audit log.
+
+    One statement does both, so the caller holds no lock while it is at work on the result, or is paused.
+
+    Args:
+        entries: those that are possible; None: the statement stays as it is.
+        statement: any without a WITH; or one that ends with ``SELECT * FROM result``.
+        effects: a query of ``result``, the rows of the statement: the place of each target on which it has taken
+            effect, counted from 1, and the outcome. There is a row for each effect, and each effect has a row in
+            ``result``.
+        params: of the statement and of the query.
+    """
+    if entries is None:
+        return statement, params
+    return _with_entries(statement, effects), {**params, "audit_entries": entries}
 
 
-def _params(entries: Sequence[NewAuditEntry]) -> Mapping[str, str]:
-    return {"entries": json.dumps([asdict(each) for each in entries])}
+_END: Final = "SELECT * FROM result"
+
+
+@cache
+def _with_entries(statement: LiteralString, effects: LiteralString) -> LiteralString:
+    statement = statement.rstrip()
+    if statement.endswith(_END):
+        named = statement.removesuffix(_END).rstrip()
+    else:
+        named = f"WITH result AS MATERIALIZED ({statement})"
+    return f"{named}, audit_effects (place, outcome) AS MATERIALIZED ({effects}), {_SQL['write_effects']}"
 
 
 async def write_audit(db: Database, entries: Sequence[NewAuditEntry]) -> None:
-    await _write(db.connections, entries)
+    if entries:
+        params = {"entries": json.dumps([asdict(each) for each in entries])}
+        await db.connections.rows.run(_SQL["write"], params)
 
 
 async def list_audit(db: Database, where: AuditFilter, limit: int) -> Sequence[AuditEntry]:

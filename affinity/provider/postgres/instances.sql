@@ -69,3 +69,6 @@ ORDER BY f.created_at DESC, f.instance_id DESC LIMIT %(limit)s
 
 -- delete: instances with all their rows
 SELECT root, doomed FROM delete_instances(%(instance)s, %(force)s, %(tree)s)
+
+-- deleted: the effects of delete, for the audit log
+SELECT array_position(%(instance)s, root), 'deleted' FROM result WHERE doomed

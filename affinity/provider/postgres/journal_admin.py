@@ -12,6 +12,7 @@ from psycopg.types.numeric import Int8
 from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_WINDOW
 from affinity.provider.listing import list_portions
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, same_time
@@ -50,12 +51,14 @@ async def _read_portion(db: Database, where: JournalFilter, window: int, limit: 
 
 async def describe_journal(db: Database, session_id: str, kind: str, changes: Description) -> bool:
     params = {"session": session_id, "kind": kind, "changes": json.dumps(changes)}
-    ((found,),) = await db.connections.misc.run(_SQL["describe"], params)
+    asked = with_entries(db.entries, _SQL["describe"], _SQL["described"], params)
+    ((found,),) = await db.connections.misc.run(*asked)
     return bool(found)
 
 
 async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[bool]:
-    ((deleted,),) = await db.connections.misc.run(_SQL["delete"], {"session": Texts(session_ids)})
+    asked = with_entries(db.entries, _SQL["delete"], _SQL["deleted"], {"session": Texts(session_ids)})
+    ((deleted,),) = await db.connections.misc.run(*asked)
     left = set(deleted or ())
     outcomes: list[bool] = []
     for session_id in session_ids:
@@ -79,5 +82,7 @@ async def prune_journals(
         "window": Int8(PRUNE_WINDOW),
         "dry_run": dry_run,
     }
-    ((removed, goes_on),) = await db.connections.misc.run(_SQL["prune"], params)
+    ((removed, goes_on),) = await db.connections.misc.run(
+        *with_entries(db.entries, _SQL["prune"], _SQL["pruned"], params)
+    )
     return JournalPruning(entries=removed, after=goes_on)

@@ -64,9 +64,18 @@ ORDER BY p.place LIMIT %(limit)s
 -- describe: change title, owner and labels of a journal
 SELECT describe_journal(%(session)s, %(kind)s, %(changes)s::jsonb)
 
+-- described: the effect of describe, for the audit log
+SELECT 1, 'done' FROM result WHERE describe_journal
+
 -- delete: journals, but for what others continue
 SELECT delete_journals(%(session)s)
+
+-- deleted: the effects of delete, for the audit log
+SELECT array_position(%(session)s, d.session_id), 'done' FROM result CROSS JOIN unnest(delete_journals) AS d (session_id)
 
 -- prune: remove entries that are processed, oldest first; how many, and where the next step begins
 SELECT removed, goes_on
 FROM prune_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(window)s, %(dry_run)s)
+
+-- pruned: the effect of prune, for the audit log
+SELECT 1, 'removed ' || removed FROM result WHERE removed > 0

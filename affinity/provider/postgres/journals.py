@@ -31,6 +31,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import Hint
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
@@ -114,18 +115,21 @@ async def append_journal(
     behind = hint_statement(db.connections.target, notify or {})
     if len(appends) == 1 and (params := _input_params(appends[0])):
         statement = _SQL["client_append_input" if db.as_client else "append_input"]
-        (row,) = await _run_append(db, statement, params, behind)
+        (row,) = await _run_append(db, statement, _SQL["input_appended"], params, behind)
         return await refuse_other_events(partial(read_journal, db), appends, [_appended(appends[0], row)])
     params = append_params(appends)
     statement = f"{_SQL['append']} FROM {_append_call(params, as_client=db.as_client and not _has_more(appends))}"
-    ((*columns,),) = await _run_append(db, statement, params, behind)
+    ((*columns,),) = await _run_append(db, statement, _SQL["appended"], params, behind)
     holders = columns.pop() or [None] * len(appends)
     outcomes = {place: _appended(appends[place - 1], row) for place, *row in zip(*columns, holders, strict=True)}
     done = [outcomes[place] for place in range(1, len(appends) + 1)]
     return await refuse_other_events(partial(read_journal, db), appends, done)
 
 
-async def _run_append(db: Database, statement: LiteralString, params: Params, behind: Statement | None) -> list[Row]:
+async def _run_append(
+    db: Database, statement: LiteralString, effects: LiteralString, params: Params, behind: Statement | None
+) -> list[Row]:
+    statement, params = with_entries(db.entries, statement, effects, params)
     for _ in range(1, _MAX_ROUNDS):
         try:
             return await db.connections.quick.run(statement, params, behind=behind)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from affinity.errors import AccessDenied
 from affinity.journal import CreationResult, InheritedRequest, JournalCreation, JournalLineage
 from affinity.provider.lineage import to_lineage
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
@@ -23,7 +24,8 @@ async def create_journals(db: Database, creations: Sequence[JournalCreation]) ->
     is_more = any(creation.state is not None or creation.lineage == "import" for creation in creations)
     statement = _SQL["client_create" if db.as_client and not is_more else "create"]
     try:
-        rows = await db.connections.rows.run(statement, {"creation": Texts(documents)})
+        params = {"creation": Texts(documents)}
+        rows = await db.connections.rows.run(*with_entries(db.entries, statement, _SQL["created"], params))
     except AccessDenied as error:
         if not is_more:
             raise
@@ -32,7 +34,7 @@ async def create_journals(db: Database, creations: Sequence[JournalCreation]) ->
             "use a role with `affinity migrate --grant-worker`",
             error.code,
         ) from error
-    return [CreationResult(outcome, journal_id or 0, last_seq or 0) for outcome, journal_id, last_seq in rows]
+    return [CreationResult(outcome, journal_id or 0, last_seq or 0) for _, outcome, journal_id, last_seq in rows]
 
 
 async def get_lineage(db: Database, session_id: str) -> Sequence[JournalLineage]:

@@ -1,12 +1,15 @@
 -- client_create: journals from others, one after the other, for clients
-SELECT r.outcome, r.created_id, r.created_seq
+SELECT b.n, r.outcome, r.created_id, r.created_seq
 FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL client_create_journal(b.creation::jsonb) AS r
 ORDER BY b.n
 
 -- create: the same, with states of sessions and with what wakes have written
-SELECT r.outcome, r.created_id, r.created_seq
+SELECT b.n, r.outcome, r.created_id, r.created_seq
 FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal(b.creation::jsonb) AS r
 ORDER BY b.n
+
+-- created: the effects of create, for the audit log
+SELECT n, outcome FROM result WHERE outcome = 'created'
 
 -- lineage: a journal and its ancestors, each once
 WITH RECURSIVE up (journal_id) AS (

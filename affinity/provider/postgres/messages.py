@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, LiteralString
 
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Packed, Texts
-from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Database, flags
 from affinity.provider.statements import load_statements
 
@@ -47,8 +48,13 @@ def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "
     }
 
 
-async def _started(db: Database, statement: str, params: Mapping[str, object], count: int) -> Sequence[bool]:
-    return created_of(await db.connections.quick.run(_SQL[statement], params), count)
+STARTED: Final = _SQL["started"]
+"""The effects of a statement that starts instances, for `with_entries`."""
+
+
+async def _started(db: Database, statement: str, params: Params, count: int) -> Sequence[bool]:
+    rows = await db.connections.quick.run(*with_entries(db.entries, _SQL[statement], STARTED, params))
+    return created_of(rows, count)
 
 
 def created_of(rows: Sequence[Row], count: int) -> Sequence[bool]:
@@ -73,7 +79,7 @@ async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence
     if has_keys or db.as_client:
         params["key"] = Texts([message.key for message in messages])
     deliveries: list[Delivery] = ["unknown"] * len(messages)
-    for n, delivery in await db.connections.quick.run(statement, params):
+    for n, delivery in await db.connections.quick.run(*with_entries(db.entries, statement, _SQL["sent"], params)):
         deliveries[n - 1] = delivery
     return deliveries
 

@@ -14,6 +14,12 @@ SELECT n, delivery FROM send_messages(%(message_instance)s, %(message_generation
 SELECT n, delivery FROM send_keyed_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s,
     %(message_execution)s, %(message_timer)s, %(unread_limit)s, %(key)s)
 
+-- started: the effects of create, restart and the writes of schedules, for the audit log
+SELECT n, 'done' FROM result WHERE n IS NOT NULL
+
+-- sent: the effects of send, for the audit log
+SELECT n, delivery FROM result WHERE delivery = 'delivered'
+
 -- client_create: the same as create, for clients
 SELECT n, quota, allowed FROM client_create_instances(%(instance)s, %(generation)s, %(name)s, %(version)s, %(start)s, %(delay)s,
     %(session)s)

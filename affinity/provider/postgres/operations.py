@@ -20,6 +20,7 @@ class Database:
     def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
         self.connections: Connections = connections
         self.as_client = as_client  # writes go through the functions for clients, which check what they are given
+        self.entries: str | None = None  # of the audited verb that is called, for `with_entries`; None: without a user
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 

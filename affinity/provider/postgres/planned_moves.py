@@ -9,27 +9,29 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import PlannedMove, PlanOutcome, TakenSession, WorkerIdentity
+from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.fetching import CLAIM_ALONE
 from affinity.provider.postgres.operations import Database, caller_params
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "planned_moves.sql")
-_PLAN: Final = (_SQL["lock"], _SQL["plan"])
 _TAKE: Final = (CLAIM_ALONE, _SQL["lock"], _SQL["take"])
 
 
 async def move_session(db: Database, moves: Sequence[PlannedMove]) -> Sequence[PlanOutcome]:
     if not moves:
         return []
-    params = {
+    params: Params = {
         "session": [move.session_id for move in moves],
         "target": [move.to for move in moves],
         "within": [move.within for move in moves],
         "reason": [move.reason for move in moves],
         "reroute": Int8(MAX_REROUTE),
     }
-    *_, rows = await db.connections.rows.pipeline(_PLAN, params)
-    return [outcome for (outcome,) in rows]
+    plan, params = with_entries(db.entries, _SQL["plan"], _SQL["planned"], params)
+    *_, rows = await db.connections.rows.pipeline((_SQL["lock"], plan), params)
+    return [outcome for _, outcome in rows]
 
 
 async def take_session(

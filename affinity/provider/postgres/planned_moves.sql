@@ -33,8 +33,13 @@ WITH wanted AS MATERIALIZED (
 ), rerouted AS (
     UPDATE worker_queue q SET route = i.route FROM items i
     WHERE q.instance_id = i.instance_id AND q.execution_id = i.execution_id AND q.activity_id = i.activity_id
+), result AS (
+    SELECT n, outcome FROM wanted ORDER BY n
 )
-SELECT outcome FROM wanted ORDER BY n
+SELECT * FROM result
+
+-- planned: the effects of plan, for the audit log
+SELECT n, outcome FROM result WHERE outcome = 'planned'
 
 -- take: claim sessions that are to move to the caller, if their holders have no work of them in hand
 -- Sent behind `claim_alone` (fetching.sql) and `lock`.

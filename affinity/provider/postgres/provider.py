@@ -73,7 +73,7 @@ class PostgresProvider(Database):
 
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
-    * A verb that a user calls (`audited`) is a transaction of several messages while a user is stated.
+    * A verb that a user calls (`audited`) writes its entries by the same statement, while a user is stated.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
       that order skips locked ones.

@@ -3,3 +3,6 @@ SELECT instances, unread_events, instance_bytes FROM quotas
 
 -- set_quotas: replace them
 SELECT set_quotas(%(instances)s, %(unread_events)s, %(instance_bytes)s)
+
+-- quotas_set: the effect of set_quotas, for the audit log
+SELECT 1, 'done' FROM result

@@ -9,4 +9,7 @@ FROM sweeps s LEFT JOIN workers w ON w.locked_until > clock()
 ORDER BY w.worker_id
 
 -- suspend: or allow again
-UPDATE sweeps SET rebalancing_suspended = %(suspended)s
+UPDATE sweeps SET rebalancing_suspended = %(suspended)s RETURNING 1
+
+-- suspended: the effect of suspend, for the audit log
+SELECT 1, 'done' FROM result

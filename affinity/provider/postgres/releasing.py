@@ -9,6 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, IdleSession, SessionRelease, WorkerIdentity
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, caller_params
@@ -25,7 +26,8 @@ def release_params(session_ids: Sequence[str]) -> Params:
 
 
 async def release_session(db: Database, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-    ((outcomes,),) = await db.connections.rows.run(_SQL["release"], release_params(session_ids))
+    asked = with_entries(db.entries, _SQL["release"], _SQL["released"], release_params(session_ids))
+    ((outcomes,),) = await db.connections.rows.run(*asked)
     return list(outcomes)
 
 

@@ -4,6 +4,10 @@ SELECT FROM sessions WHERE session_id = ANY (%(release)s) ORDER BY session_id FO
 -- release: free sessions that are held, unless their holders have work of them in hand
 SELECT release_sessions(%(release)s, %(reroute)s)
 
+-- released: the effects of release, for the audit log
+SELECT o.place, o.outcome FROM result CROSS JOIN unnest(release_sessions) WITH ORDINALITY AS o (outcome, place)
+WHERE o.outcome = 'released'
+
 -- release_idle: release sessions at rest for work that no worker has room for
 -- Parts: `find` finds sessions that nothing seems to keep, `free` locks their rows, checks again, and releases them.
 WITH me AS MATERIALIZED (

@@ -3,3 +3,6 @@ SELECT reset_instance(%(instance)s, %(generation)s, %(execution)s, %(events)s, %
     %(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s, %(message_timer)s, %(item_activity)s,
     %(item_name)s, %(item_session)s, %(item_payload)s, %(watch_session)s, %(watch)s,
     %(item_order)s)
+
+-- was_reset: the effect of reset, for the audit log
+SELECT 1, 'done' FROM result WHERE reset_instance

@@ -12,6 +12,7 @@ from psycopg.types.numeric import Int8
 from affinity.errors import StatementTimeout
 from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
@@ -32,7 +33,8 @@ async def prune_histories(db: Database, older_than: float, *, dry_run: bool = Fa
     if dry_run:
         ((executions,),) = await db.connections.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
         return HistoryPruning(executions=executions, limit_reached=False)
-    ((executions, more),) = await db.connections.misc.run(_SQL["prune_histories"], bounds)
+    asked = with_entries(db.entries, _SQL["prune_histories"], _SQL["pruned_histories"], bounds)
+    ((executions, more),) = await db.connections.misc.run(*asked)
     return HistoryPruning(executions=executions, limit_reached=more)
 
 
@@ -77,5 +79,6 @@ async def _prune(
         "largest": None if largest is None else Int8(largest),
         "dry_run": dry_run,
     }
-    ((roots, instances, next_after),) = await db.connections.misc.run(_SQL["prune"], params)
+    asked = with_entries(db.entries, _SQL["prune"], _SQL["pruned"], params)
+    ((roots, instances, next_after),) = await db.connections.misc.run(*asked)
     return InstancePruning(roots=roots, instances=instances, after=next_after)

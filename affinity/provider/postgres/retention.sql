@@ -37,12 +37,17 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
     SELECT root FROM due WHERE %(dry_run)s
 ), end_of_step AS MATERIALIZED (
     SELECT min(ended_at) AS at FROM measured WHERE is_later AND NOT %(dry_run)s
+), result AS (
+    SELECT count(r.root) AS roots, coalesce(sum(d.size), 0)::bigint AS instances,
+        CASE WHEN (SELECT at FROM end_of_step) IS NOT NULL
+             THEN coalesce((SELECT max(l.ended_at) FROM looked l WHERE l.ended_at < (SELECT at FROM end_of_step)), %(after)s)
+             WHEN (SELECT count(*) FROM looked) >= %(window)s THEN (SELECT max(l.ended_at) FROM looked l) END AS next_after
+    FROM removed r JOIN due d USING (root)
 )
-SELECT count(r.root), coalesce(sum(d.size), 0)::bigint,
-    CASE WHEN (SELECT at FROM end_of_step) IS NOT NULL
-         THEN coalesce((SELECT max(l.ended_at) FROM looked l WHERE l.ended_at < (SELECT at FROM end_of_step)), %(after)s)
-         WHEN (SELECT count(*) FROM looked) >= %(window)s THEN (SELECT max(l.ended_at) FROM looked l) END
-FROM removed r JOIN due d USING (root)
+SELECT * FROM result
+
+-- pruned: the effect of prune, for the audit log
+SELECT 1, 'removed ' || instances FROM result WHERE instances > 0
 
 -- prune_histories: one step of removing the events of executions after which another one began; newest first, so that what
 -- is left of one is always its beginning. Keys of messages that are as old go too
@@ -76,10 +81,15 @@ WITH due AS MATERIALIZED (
         OR NOT EXISTS (
             SELECT FROM history h WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id))
     RETURNING 1
+), result AS (
+    SELECT (SELECT count(*) FROM done) AS executions,
+        (SELECT count(*) FROM due) >= %(window)s OR (SELECT count(*) FROM doomed) >= %(events)s
+            OR (SELECT count(*) FROM keys) >= %(window)s AS limit_reached
 )
-SELECT (SELECT count(*) FROM done),
-    (SELECT count(*) FROM due) >= %(window)s OR (SELECT count(*) FROM doomed) >= %(events)s
-        OR (SELECT count(*) FROM keys) >= %(window)s
+SELECT * FROM result
+
+-- pruned_histories: the effect of prune_histories, for the audit log
+SELECT 1, 'removed ' || executions FROM result WHERE executions > 0
 
 -- count_histories: how many executions a removal would take
 SELECT count(*) FROM ended_executions

@@ -66,7 +66,7 @@ RIGHTS: Final[Sequence[Rights]] = (
     # Written by functions alone, so that no role but the owner changes an entry.
     Rights("TABLE", "audit", client=_READ, worker=_READ),
     Rights("SEQUENCE", "audit_entry_id_seq"),
-    Rights("FUNCTION", "write_audit", client=_RUN, worker=_RUN, reader=""),
+    Rights("FUNCTION", "write_audit write_effects", client=_RUN, worker=_RUN, reader=""),
     Rights("FUNCTION", "remove_audit", worker=_RUN),
     Rights("TABLE", "migrations", client=_READ, worker=_READ, scaler=_READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),

@@ -10,8 +10,9 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import DueSchedules, ScheduleRow, ScheduleWrite
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Ints, Texts
-from affinity.provider.postgres.messages import created_of, instance_columns
+from affinity.provider.postgres.messages import STARTED, created_of, instance_columns
 from affinity.provider.postgres.operations import Database
 from affinity.provider.rows import schedule_values, to_schedule
 from affinity.provider.statements import load_statements, with_parts
@@ -29,9 +30,9 @@ async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequ
         "of": Ints(n for n, _ in starts),
         **instance_columns([new for _, new in starts]),
     }
-    return created_of(
-        await db.connections.misc.run(_SQL["client_write" if db.as_client else "write"], params), len(writes)
-    )
+    statement = _SQL["client_write" if db.as_client else "write"]
+    written = await db.connections.misc.run(*with_entries(db.entries, statement, STARTED, params))
+    return created_of(written, len(writes))
 
 
 async def get_due_schedules(db: Database, limit: int) -> DueSchedules:

@@ -11,10 +11,10 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
-from affinity.audit import ACTING, AuditedCall
+from affinity.audit import AuditedCall, acting_on
 from affinity.errors import Contention
 from affinity.limits import DELETE_STEP
-from affinity.provider.postgres.audit import in_transaction
+from affinity.provider.postgres.audit import expected_entries, note_result, with_entries
 from affinity.provider.postgres.driver.arrays import Blob, Blobs, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
@@ -74,7 +74,7 @@ class PostgresSessionStore:
             "created": None if times is None else times.created_at,
             "updated": None if times is None else times.updated_at,
         }
-        save = partial(_save, params={**_columns(new), **fences})
+        save = partial(_save, self._connections, {**_columns(new), **fences})
         version, repeated, same, known, fits = await self._act("save_record", [new.session_id], save, _is_saved)
         if repeated:
             return int(version)
@@ -111,9 +111,9 @@ class PostgresSessionStore:
         removed = set[str]()
         for first in range(0, len(rows), step):
             part = rows[first : first + step]
-            delete, targets = partial(_delete_step, statement=statement, rows=part), named[first : first + step]
+            delete, targets = partial(_delete_step, self._connections, statement, part), named[first : first + step]
             if dry_run:
-                removed |= await delete(self._connections)
+                removed |= await delete(None)
             else:
                 removed |= await self._act("delete_record", targets, delete, partial(_are_in, targets))
         return [session_id for session_id in named if session_id in removed]
@@ -122,13 +122,17 @@ class PostgresSessionStore:
         self,
         name: str,
         targets: Sequence[str],
-        work: Callable[[Connections], Awaitable[T]],
+        work: Callable[[str | None], Awaitable[T]],
         judge: Callable[[T], object],
     ) -> T:
-        acting = ACTING.get()
+        """Call ``work`` with what `with_entries` takes; ``judge`` gives what `Acting.entries` takes of its result."""
+        acting = acting_on(self.database)
         if acting is None:
-            return await work(self._connections)
-        return await in_transaction(self._connections, acting, AuditedCall(name, "session", targets), work, judge)
+            return await work(None)
+        call = AuditedCall(name, "session", targets)
+        result = await work(expected_entries(acting, call))
+        await note_result(acting, call, judge(result))
+        return result
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
         rows = await self._connections.misc.run(_LIST, {**_conditions(where), "limit": Int8(limit)})
@@ -158,14 +162,16 @@ class PostgresSessionStore:
         return [to_session_summary(row, same_time) for row in rows]
 
 
-async def _save(connections: Connections, params: Params) -> Sequence[Any]:
+async def _save(connections: Connections, params: Params, entries: str | None) -> Sequence[Any]:
     try:
-        ((overtaken, *verdict),) = await connections.states.run(_SQL["save"], params)
+        ((overtaken, *verdict),) = await connections.states.run(
+            *with_entries(entries, _SQL["save"], _SQL["saved"], params)
+        )
     except Contention as error:
         if error.code != UniqueViolation.sqlstate:
             raise
         overtaken = True  # another writer was first: now there is a record
-    return await _save(connections, params) if overtaken else verdict
+    return await _save(connections, params, entries) if overtaken else verdict
 
 
 def _is_saved(verdict: Sequence[Any]) -> bool:
@@ -174,12 +180,14 @@ def _is_saved(verdict: Sequence[Any]) -> bool:
 
 
 async def _delete_step(
-    connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]]
+    connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]], entries: str | None
 ) -> set[str]:
+    params = {"named": json.dumps(rows), "targets": [row["session_id"] for row in rows]}
+    asked = with_entries(entries, statement, _SQL["deleted"], params)
     removed: set[str | None] = {None}
     while None in removed:  # a session was overtaken
         # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.
-        found = await connections.deletions.run_once(statement, {"named": json.dumps(rows)})
+        found = await connections.deletions.run_once(*asked)
         removed = {session_id for (session_id,) in found}
     return cast("set[str]", removed)
 

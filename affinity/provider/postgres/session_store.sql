@@ -57,8 +57,13 @@ WITH begun AS (
         turn = %(turn)s, updated_at = least(%(updated)s::timestamptz, v.now),
         created_at = CASE WHEN %(created)s::timestamptz IS NULL THEN r.created_at ELSE least(%(created)s::timestamptz, v.now) END
     FROM verdict v WHERE r.session_id = %(session)s AND v.fits AND v.version IS NOT NULL
+), result AS (
+    SELECT overtaken, version, repeated, same, known, fits FROM verdict
 )
-SELECT overtaken, version, repeated, same, known, fits FROM verdict
+SELECT * FROM result
+
+-- saved: the effect of save, for the audit log
+SELECT 1, 'done' FROM result WHERE fits
 
 -- delete: some records, as far as they may be deleted
 -- Records are checked without locks, then locked and checked again. Parts: `idle` keeps records in use, and counts a record that
@@ -150,9 +155,14 @@ SELECT session_id FROM candidate
     UPDATE sessions SET epoch = nextval('epochs') WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed))
 ), removed AS (
     DELETE FROM session_states WHERE session_id = ANY (ARRAY (SELECT session_id FROM doomed))
+), result AS (
+    SELECT session_id FROM doomed UNION ALL SELECT session_id FROM overtaken
 )
-SELECT session_id FROM doomed UNION ALL SELECT session_id FROM overtaken
+SELECT * FROM result
 -- real]
+
+-- deleted: the effects of delete, for the audit log
+SELECT array_position(%(targets)s::text[], session_id), 'done' FROM result WHERE session_id IS NOT NULL
 
 -- list: one page of records, newest first; or how many there are; conditions on updated_second repeat others, for the index
 -- Parts: `rows` or `number`.

@@ -49,8 +49,13 @@ WITH wanted AS MATERIALIZED (
     ORDER BY o.id FOR NO KEY UPDATE OF o
 ), rerouted AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM misplaced m WHERE o.id = m.id
+), result AS (
+    SELECT instance_id, suspended FROM wanted
 )
-SELECT instance_id, suspended FROM wanted
+SELECT * FROM result
+
+-- resumed: the effects of resume, for the audit log
+SELECT array_position(%(instance)s, instance_id), 'resumed' FROM result WHERE suspended
 
 -- retry: suspended instances that other code may go on with become the caller's, if its code has not tried them
 WITH untried AS MATERIALIZED (

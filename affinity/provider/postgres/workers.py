@@ -10,6 +10,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
 from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
+from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.timeline import ESTABLISH
 from affinity.provider.postgres.operations import Database, caller_params, same_time
 from affinity.provider.rows import to_worker, worker_fenced
@@ -75,7 +76,10 @@ async def drain_worker(
 
 
 async def set_drain_wanted(db: Database, worker_id: str, *, wanted: bool) -> bool:
-    return bool(await db.connections.rows.run(_SQL["want_drain"], {"worker": worker_id, "wanted": wanted}))
+    params = {"worker": worker_id, "wanted": wanted}
+    return bool(
+        await db.connections.rows.run(*with_entries(db.entries, _SQL["want_drain"], _SQL["drain_wanted"], params))
+    )
 
 
 async def release_worker(db: Database, identity: WorkerIdentity, *, restart_grace: float = 0.0) -> None:

@@ -171,3 +171,6 @@ UPDATE workers
 SET drain_wanted = %(wanted)s, draining = CASE WHEN drain_wanted OR %(wanted)s THEN %(wanted)s ELSE draining END
 WHERE worker_id = %(worker)s
 RETURNING 1
+
+-- drain_wanted: the effect of want_drain, for the audit log
+SELECT 1, 'done' FROM result

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import anyio.to_thread
 
-from affinity.audit import ACTING, AuditedCall, targets_of
+from affinity.audit import AuditedCall, acting_on, targets_of
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
@@ -436,7 +436,7 @@ class SqliteProvider:
     async def _act(
         self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        acting = ACTING.get()
+        acting = acting_on(self.database)
         if acting is None:
             return await self._write(operation, *args, **kwargs)
         call = AuditedCall(name, kind, targets_of(args))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from affinity.audit import ACTING, AuditedCall
+from affinity.audit import AuditedCall, acting_on
 from affinity.provider.sqlite import audit, session_state_list, session_states
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
@@ -98,7 +98,7 @@ class SqliteSessionStore:
         work: Callable[[Tx], T],
         judge: Callable[[T], object] = lambda result: result,
     ) -> T:
-        acting = ACTING.get()
+        acting = acting_on(self.database)
         if acting is None:
             return await self._writer.call(Database.write, work)
         return await audit.run(self._writer, acting, AuditedCall(name, "session", targets), work, judge)

@@ -254,7 +254,7 @@ class EnvWorker(Worker):
             raise error
 
     async def _sweep(self) -> None:
-        ACTING.set(None)  # the test may have stated a user
+        ACTING.set(())  # the test may have stated a user
         await self.runtime.maintenance.sweep()
         if self.runtime.lease.is_serving:  # a sweep looks for schedules once in a while, and here the clock may stand
             await self.runtime.schedules.fire()

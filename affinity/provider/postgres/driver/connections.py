@@ -50,10 +50,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, LiteralString, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Final, LiteralString, Protocol, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
@@ -66,7 +65,6 @@ from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
 from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
-from affinity.provider.postgres.driver.transactions import SHORT_TRANSACTION, Transaction, Transactions
 from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
@@ -408,8 +406,30 @@ class Connection(Calls):
         )
 
     async def _is_dead(self, protocol: WireProtocol, is_silent: Callable[[], bool]) -> bool:
+        """Ask on a new connection whether the server still works on a call; end a session that waits for us.
+
+        Args:
+            protocol: of the call.
+            is_silent: whether the call has had no byte since then.
+
+        Returns:
+            Whether no answer will come. False after an outage, of which a probe knows nothing.
+        """
         probe = Connection(self._target, f"{self._name} probe", self._settings)
-        return await ends_silent_session(probe, protocol, is_silent, self._probe_after)
+        pid, name = protocol.server_session
+        session = {"pid": pid, "name": name}
+        try:
+            async with asyncio.timeout(self._probe_after):
+                found = await probe.run_once(_WAITS_FOR_US, session)
+                # To connect may have taken long: the answer may have come meanwhile.
+                if found == [(False,)] or not is_silent():
+                    return False
+                found = await probe.run_once(_PROBE, session)
+        except (ProviderError, TimeoutError):
+            return False
+        finally:
+            await probe.aclose()
+        return found != [(True,)] and is_silent()
 
     def _drop(self, why: Outcome) -> None:
         if self._connecting is not None:
@@ -459,41 +479,11 @@ class Connection(Calls):
         return task
 
 
-async def ends_silent_session(
-    probe: Connection, protocol: WireProtocol, is_silent: Callable[[], bool], patience: float
-) -> bool:
-    """Ask on ``probe``, a new connection, whether the server still works on a call; end a session that waits for us.
-
-    Args:
-        probe: closed at the end.
-        protocol: of the call.
-        is_silent: whether the call has had no byte since then.
-        patience: seconds for all of it.
-
-    Returns:
-        Whether no answer will come. False after an outage, of which a probe knows nothing.
-    """
-    pid, name = protocol.server_session
-    session = {"pid": pid, "name": name}
-    try:
-        async with asyncio.timeout(patience):
-            found = await probe.run_once(_WAITS_FOR_US, session)
-            # To connect may have taken long: the answer may have come meanwhile.
-            if found == [(False,)] or not is_silent():
-                return False
-            found = await probe.run_once(_PROBE, session)
-    except (ProviderError, TimeoutError):
-        return False
-    finally:
-        await probe.aclose()
-    return found != [(True,)] and is_silent()
-
-
 class Role(Calls):
     """Calls of one kind: each on the first of some connections that is free, or behind the calls of the first."""
 
     def __init__(
-        self, connections: Sequence[Connection | Transaction], settings: Mapping[str, str], *, is_short: bool = True
+        self, connections: Sequence[Connection], settings: Mapping[str, str], *, is_short: bool = True
     ) -> None:
         self._connections = connections
         self._settings = settings
@@ -513,7 +503,7 @@ class Role(Calls):
 
 
 class Connections:
-    """The connections of one provider: three, or one for all; and one for `Transactions`, while there are some.
+    """The connections of one provider: three, or one for all.
 
     Of three, a worker that is idle has two: the connection for commits is closed (`IDLE_TIMEOUT`).
 
@@ -559,30 +549,6 @@ class Connections:
         # What may take long: listings, the sweep; deletions.
         self.misc: Role = Role((slow,), COLD, is_short=False)
         self.deletions: Role = Role((slow, self.fetch), HOT, is_short=False)
-        self.transactions: Transactions = Transactions(
-            partial(
-                _connect_checked,
-                target.connect(f"{application_name} audit", {**COLD, **SHORT_TRANSACTION}),
-                self._check,
-            ),
-            target,
-            COLD,
-            partial(self._is_dead, application_name, probe_after),
-            probe_after,
-        )
-
-    def within(self, transaction: Transaction) -> Self:
-        """The same for the calls of one transaction."""
-        inner = copy(self)
-        inner.quick = inner.states = inner.deletions = Role((transaction,), HOT)
-        inner.rows = inner.misc = Role((transaction,), COLD)
-        return inner
-
-    async def _is_dead(
-        self, application_name: str, probe_after: float, protocol: WireProtocol, is_silent: Callable[[], bool]
-    ) -> bool:
-        probe = Connection(self.target, f"{application_name} audit probe", COLD)
-        return await ends_silent_session(probe, protocol, is_silent, probe_after)
 
     async def follow(self, timeline: Timeline | None) -> None:
         """Refuse any other timeline than this one from now on.
@@ -600,7 +566,6 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close all, also where the caller is cancelled. Idempotent."""
-        self.transactions.close()
         await _wait_for({task for connection in self._all for task in connection.close()})
 
 

@@ -30,6 +30,19 @@ LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
         succeeded boolean, details text)
 $$;
 
+-- Writes the entries of a statement, in its transaction. `_expected` has each that is possible, and the targets that it is for,
+-- from `first` to `last`; `_places` and `_outcomes` say on which of these something took effect.
+CREATE FUNCTION write_effects(_expected json, _places bigint[], _outcomes text[]) RETURNS void LANGUAGE sql AS $$
+    SELECT write_audit(json_agg(json_build_object('user', e."user", 'source', e.source, 'action', e.action, 'kind', e.kind,
+        'target', e.target, 'details', e.details, 'succeeded', true, 'outcome', d.outcome) ORDER BY e.first, e.target))
+    FROM json_to_recordset(_expected) AS e ("user" text, source text, action text, kind text, target text, details text,
+        first bigint, last bigint)
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN e.first = e.last THEN min(o.outcome) ELSE count(*) || ' of ' || (e.last - e.first + 1) END AS outcome
+        FROM unnest(_places, _outcomes) AS o (place, outcome) WHERE o.place BETWEEN e.first AND e.last
+        HAVING count(*) > 0) d
+$$;
+
 -- Removes entries that are older than so many seconds, at most so many; returns their number. Of the last day none, so that
 -- no worker removes what was done today. NULL: none.
 CREATE FUNCTION remove_audit(_older_than float8, _limit bigint) RETURNS bigint

@@ -14,7 +14,7 @@ USER: Final = "ann"
 
 def acting(provider: Provider) -> Acting:
     """A user without an action: each verb has entries of its own name."""
-    return Acting(USER, "suite", provider.write_audit)
+    return Acting(USER, "suite", provider)
 
 
 async def entries_of(provider: Provider, target: str) -> list[tuple[str, str, bool]]:
