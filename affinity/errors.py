@@ -99,7 +99,8 @@
 
 ``retryable`` and the other fields of `ProviderError` depend on the class only, never on a message, so that both
 providers agree on them. Only an error that the data causes is not retryable: an unknown error is attributed to the
-environment of the database. No message contains the database's URL, user or host.
+environment of the database. No message contains the database's URL or user; hosts and ports are named where there is no
+connection to them.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ async def open_provider(
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
         PoolerRefused: it is reached through a connection pooler.
-        SchemaMismatch: it was never migrated, or is too old or too new for this code.
+        SchemaMismatch: it was never migrated, or is too old or too new for this code; or its encoding is not UTF8.
     """
     if (path := sqlite_path(url)) is not None:
         from affinity.provider.sqlite import SqliteProvider

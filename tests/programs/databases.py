@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import anyio.to_thread
-from psycopg import AsyncConnection
 
 from affinity.provider import migrate
+from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import Target
 from affinity.testing.env.postgres import SETTINGS, PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
@@ -26,7 +26,7 @@ class Copies:
         name = await anyio.to_thread.run_sync(self._server.create_database, self._template)
         url = self._server.url(name)
         target = Target.parse(url)
-        connection = await AsyncConnection.connect(target.connect("affinity env", SETTINGS), autocommit=True)
+        connection = await connect(target, target.connect("affinity env", SETTINGS))
         database = _Copy(url, target.schema, connection)
         database.server, database.name = self._server, name
         await database.begin()

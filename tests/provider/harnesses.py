@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from affinity.provider.contract import FetchOptions, Provider, WorkerIdentity
 from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.timeline import Timeline
@@ -364,7 +365,7 @@ class PostgresHarness:
 
     @asynccontextmanager
     async def _monitor(self) -> AsyncIterator[AsyncConnection[Any]]:
-        connection = await warm.connect(self._conninfo)
+        connection = await warm.connect(Target.parse(self._url), self._conninfo)
         try:
             yield connection
         finally:

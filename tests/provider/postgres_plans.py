@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.target import Target
 from tests.provider.postgres_stage import opened
 
 T = TypeVar("T")
@@ -62,9 +63,12 @@ async def check_plans(
 
 
 async def collect_plans(
-    plans: list[dict[str, Any]], connect: Callable[[str], Awaitable[AsyncConnection[Any]]], conninfo: str
+    plans: list[dict[str, Any]],
+    connect: Callable[[Target, str], Awaitable[AsyncConnection[Any]]],
+    target: Target,
+    conninfo: str,
 ) -> AsyncConnection[Any]:
-    connection = await connect(conninfo)
+    connection = await connect(target, conninfo)
 
     def notice(said: psycopg.errors.Diagnostic) -> None:
         text = said.message_primary or ""

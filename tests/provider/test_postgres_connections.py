@@ -700,12 +700,12 @@ async def test_an_attempt_to_connect_without_a_waiting_caller_is_cancelled(
     attempts = 0
     connect = connections.connect
 
-    async def second(conninfo: str) -> AsyncConnection[Any]:
+    async def second(target: Target, conninfo: str) -> AsyncConnection[Any]:
         nonlocal attempts
         attempts += 1
         if attempts == 1:
             await anyio.sleep_forever()
-        return await connect(conninfo)
+        return await connect(target, conninfo)
 
     monkeypatch.setattr(connections, "connect", second)
     monkeypatch.setattr(connections, "CANCELLED_CALL_TIMEOUT", 0.05)
@@ -723,11 +723,11 @@ async def test_a_connection_that_is_made_in_the_grace_serves_the_next_call(
     go = anyio.Event()
     connect = connections.connect
 
-    async def slow(conninfo: str) -> AsyncConnection[Any]:
+    async def slow(target: Target, conninfo: str) -> AsyncConnection[Any]:
         nonlocal attempts
         attempts += 1
         await go.wait()
-        return await connect(conninfo)
+        return await connect(target, conninfo)
 
     monkeypatch.setattr(connections, "connect", slow)
     with anyio.move_on_after(0.01):

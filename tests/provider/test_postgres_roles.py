@@ -196,7 +196,7 @@ async def test_calls_that_wait_for_a_connection_share_its_attempts(
     """While the server is away, a hundred calls that come together are one attempt for each connection."""
     attempts = 0
 
-    async def refuse(_: str) -> AsyncConnection[Any]:
+    async def refuse(*_: object) -> AsyncConnection[Any]:
         nonlocal attempts
         attempts += 1
         raise psycopg.OperationalError("connection refused")

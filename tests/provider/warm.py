@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from affinity.provider.postgres.driver import connections
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Outcome, Row, WireProtocol
 
 APPLICATION: Final = "affinity conformance"
@@ -63,14 +64,14 @@ class KeptWireProtocol(WireProtocol):
         keep(self._connection)
 
 
-async def connect(conninfo: str) -> AsyncConnection[Any]:
+async def connect(target: Target, conninfo: str) -> AsyncConnection[Any]:
     """As `connections.connect`. What has `APPLICATION` in its ``application_name`` can be kept."""
     idle = _idle[conninfo]
     while idle:
         if _is_usable(connection := idle.pop()):
             return connection
         _forget(connection)
-    connection = await _connect(conninfo)
+    connection = await _connect(target, conninfo)
     if APPLICATION in conninfo:
         _origins[connection] = conninfo
     return connection

@@ -7,6 +7,7 @@ calls wait behind the migration. So it waits for `LOCK_TIMEOUT_SECONDS` only, le
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -39,6 +40,8 @@ from affinity.provider.schema import (
 )
 from affinity_workflows import VERSION
 
+logger: logging.Logger = logging.getLogger("affinity.provider")
+
 T = TypeVar("T")
 
 MIGRATIONS: Final = load_migrations(__package__)
@@ -58,7 +61,8 @@ _LOCK_EMPTY: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextend
 _IS_THERE: Final[LiteralString] = "SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL"
 _TABLES: Final[LiteralString] = """
 SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL,
-    to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true)"""
+    to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true),
+    current_setting('synchronous_commit') <> 'off'"""
 _VERSION: Final[LiteralString] = """
 SELECT max(version), max(oldest_code), (array_agg(release ORDER BY oldest_code DESC, version))[1] FROM migrations"""
 _RECORD: Final[LiteralString] = "INSERT INTO migrations (version, oldest_code, release) VALUES (%s, %s, %s)"
@@ -91,20 +95,33 @@ async def inspect_target(target: Target) -> SchemaReport:
         return report(found, MIGRATIONS, await _find_behind(connection, found.version) if is_known else ())
 
 
-async def check_version(ask: RunStatement, target: Target) -> None:
-    """Refuse a schema that this code may not use.
+async def check_version(ask: RunStatement, target: Target, *, warn: bool) -> None:
+    """Refuse a schema that this code may not use; with ``warn`` log that the server may lose what it has acknowledged,
+    if so.
 
     Raises:
         SchemaMismatch: it is too new, older, or not there at all.
     """
-    check_usable(await _read(ask, target), MIGRATIONS, _place(target))
+    found, is_durable = await _look(ask, target)
+    check_usable(found, MIGRATIONS, _place(target))
+    if warn:
+        _warn_if_not_durable(is_durable, target)
+
+
+def _warn_if_not_durable(is_durable: bool, target: Target) -> None:
+    if not is_durable:
+        logger.warning(
+            "%s: synchronous_commit is off: a crash of the server can lose results that it has acknowledged; set it to"
+            " on for the server, the database and the role",
+            target.name,
+        )
 
 
 @asynccontextmanager
 async def _connected(target: Target, application_name: str) -> AsyncIterator[AsyncConnection[Row]]:
     settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s", "statement_timeout": "0"}
     with translated(target):
-        async with await connect(target.connect(f"{application_name} migrate", settings)) as connection:
+        async with await connect(target, target.connect(f"{application_name} migrate", settings)) as connection:
             yield connection
 
 
@@ -186,16 +203,22 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
 
 
 async def _read(ask: RunStatement, target: Target) -> SchemaVersion:
+    found, _ = await _look(ask, target)
+    return found
+
+
+async def _look(ask: RunStatement, target: Target) -> tuple[SchemaVersion, bool]:
+    """The version of the schema, and whether a crash of the server keeps what it has acknowledged."""
     name, value = MARKER
-    ((there, is_unreleased, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
+    ((there, is_unreleased, found, is_durable),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
     if found != value:
         raise PoolerRefused(f"PostgreSQL: a pooler ignores the settings of the connection; {WITHOUT_POOLER}")
     if is_unreleased:
         raise made_before_release(_place(target))
     if not there:
-        return SchemaVersion(0, 0)
+        return SchemaVersion(0, 0), is_durable
     ((version, oldest, release),) = await ask(_VERSION)
-    return SchemaVersion(version, oldest, release)
+    return SchemaVersion(version, oldest, release), is_durable
 
 
 async def _ask(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None = None) -> list[Row]:

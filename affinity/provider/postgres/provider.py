@@ -117,7 +117,8 @@ class PostgresProvider(Database):
         target = Target.parse(url)
         connections = Connections(target, application_name, one_connection=one_connection, probe_after=probe_after)
         try:
-            await check_version(connections.misc.run_once, connections.target)
+            warn = timeline is not None and not one_connection  # of a worker; its lease renewer opens another
+            await check_version(connections.misc.run_once, target, warn=warn)
             await connections.follow(timeline)
         except BaseException:
             await connections.aclose()

@@ -197,7 +197,7 @@ async def change_rights(
     """
     settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s"}
     with translated(target):
-        connection = await connect(target.connect(f"{application_name} migrate", settings))
+        connection = await connect(target, target.connect(f"{application_name} migrate", settings))
         async with connection, connection.transaction():
             await connection.execute(_LOCK)
             await _check(connection, [*clients, *workers, *scalers, *readers, *revoke])

@@ -16,6 +16,7 @@ from psycopg.rows import TupleRow
 from affinity.errors import InvalidOptions
 from affinity.provider.contract import OFFER_SECONDS, Provider
 from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import DEFAULT_SCHEMA, Target
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
@@ -52,7 +53,7 @@ class PostgresDatabase:
             schema = f"affinity_env_{secrets.token_hex(6)}"
             url += ("&" if "?" in url else "?") + f"schema={schema}"
         target = Target.parse(url)
-        connection = await AsyncConnection.connect(target.connect("affinity env", SETTINGS), autocommit=True)
+        connection = await connect(target, target.connect("affinity env", SETTINGS))
         database = cls(url, schema, connection)
         try:
             await database._refuse_existing()

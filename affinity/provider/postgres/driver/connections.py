@@ -62,8 +62,14 @@ from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import BRIEFLY
 from affinity.provider.postgres.driver.attempts import Attempts, first_connection
 from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
-from affinity.provider.postgres.driver.errors import is_prepared_anew, translate
-from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, Target
+from affinity.provider.postgres.driver.errors import (
+    check_encoding,
+    is_prepared_anew,
+    translate,
+    translate_refusal,
+    unchangeable,
+)
+from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, PIN, PINNED, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
@@ -89,7 +95,7 @@ milliseconds.
 _WAITS_FOR_US: Final[LiteralString] = """
 SELECT coalesce(wait_event IN ('ClientRead', 'ClientWrite'), false)
 FROM pg_stat_activity
-WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND datname = current_database()"""
+WHERE pid = %(pid)s AND application_name = %(name)s AND usename = session_user AND datname = current_database()"""
 """Whether a server session waits for its client; no row: it is gone."""
 
 # Of one row the state is read before the wait: of a session that has ended its work in between, the row has the old
@@ -100,7 +106,7 @@ SELECT CASE WHEN wait_event IN ('ClientRead', 'ClientWrite')
                  AND (state_change < clock_timestamp() - interval '1 s') IS NOT FALSE
             THEN pg_terminate_backend(pid) END IS NULL
 FROM pg_stat_activity
-WHERE pid = %(pid)s AND application_name = %(name)s AND usename = current_user AND datname = current_database()"""
+WHERE pid = %(pid)s AND application_name = %(name)s AND usename = session_user AND datname = current_database()"""
 """Whether a server session is still at work; no row: it is gone. One that is not at work is ended."""
 
 
@@ -285,7 +291,7 @@ class Connection(Calls):
         self._go_on()
 
     async def _attempt(self) -> AsyncConnection[Row]:
-        return await _connect_checked(self._conninfo, self._check)
+        return await _connect_checked(self._target, self._conninfo, self._check)
 
     def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
         try:
@@ -368,7 +374,12 @@ class Connection(Calls):
             return  # the next call sets it
         now = asyncio.get_running_loop().time()
         if now >= self._until:
-            self._ended(ConnectionLost(f"{self._target.name}: no answer within {CALL_TIMEOUT:g} s"))
+            what = (
+                f"cannot connect to {self._target.name} at {self._target.place()}"
+                if protocol is None
+                else self._target.name
+            )
+            self._ended(ConnectionLost(f"{what}: no answer within {CALL_TIMEOUT:g} s"))
             return
         is_due = now - self._silent_from() >= self._probe_after and (self._probing is None or self._probing.done())
         if is_due and protocol is not None and any(each.is_short for each in (call, *self._waiting)):
@@ -576,15 +587,34 @@ async def _wait_for(attempts: Collection[asyncio.Task[Any]]) -> None:
             task.cancel()
 
 
-async def connect(conninfo: str) -> AsyncConnection[Row]:
-    """A connection in autocommit that prepares each statement at its first use and receives binary values."""
-    connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
+async def connect(target: Target, conninfo: str) -> AsyncConnection[Row]:
+    """A connection in autocommit that prepares each statement at its first use, receives binary values, and has the
+    settings `PINNED`.
+
+    Raises:
+        InvalidUrl: the URL has an option that libpq cannot use.
+        ConnectionLost, AccessDenied, PoolerRefused: there is no connection.
+        SchemaMismatch: the database has an encoding, or a setting, with which this code cannot work.
+    """
+    try:
+        connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
+    except psycopg.Error as error:
+        raise translate_refusal(error, target) from None
     connection.prepared_max = None
+    try:
+        check_encoding(connection.info.parameter_status("server_encoding"), target)
+        await connection.execute(PIN, {"names": [*PINNED], "values": [*PINNED.values()]}, prepare=False)
+    except psycopg.errors.InsufficientPrivilege as error:
+        connection.pgconn.finish()
+        raise unchangeable(error, target) from None
+    except BaseException:
+        connection.pgconn.finish()
+        raise
     return connection
 
 
-async def _connect_checked(conninfo: str, check: Check | None) -> AsyncConnection[Row]:
-    connection = await connect(conninfo)
+async def _connect_checked(target: Target, conninfo: str, check: Check | None) -> AsyncConnection[Row]:
+    connection = await connect(target, conninfo)
     if check is not None:
         try:
             await check(connection)

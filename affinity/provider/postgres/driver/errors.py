@@ -16,11 +16,13 @@ import psycopg
 
 from affinity.errors import (
     AccessDenied,
+    AffinityError,
     ConnectionLost,
     Contention,
     DatabaseFailure,
     DataRefused,
     Duplicate,
+    InvalidUrl,
     LockTimeout,
     PoolerRefused,
     ProviderError,
@@ -99,6 +101,12 @@ _REFUSED: Final = re.compile(
 )
 _POOLER: Final = "unsupported startup parameter"  # PgBouncer, of `options`; PostgreSQL itself knows that parameter
 
+# How psycopg and libpq begin a message; the host is known.
+_PHRASES: Final = re.compile(r"connection (?:failed|is bad): (?:connection to server … failed: )?")
+
+# Options of the URL that libpq, or psycopg, looks at when it connects.
+_WRONG_OPTION: Final = re.compile(r"^(?:invalid \S+ (?:value|number)\b|bad value for |definition of service )")
+
 # How messages of libpq and PostgreSQL name users, hosts, addresses and files of a connection.
 _NAMES: Final = re.compile(
     r"""(?:\ at|\ on\ socket)?\ "[^"]*"(?:\ \([^)]*\))?(?:,\ port\ \d+)?   # at "host" (address), port 5432
@@ -132,7 +140,7 @@ def translate(error: psycopg.Error, target: Target) -> ProviderError:
     """The matching error of `affinity.errors`, with the remedy.
 
     It has no names of users and hosts, since clients may read a message. The database's own message, which has them, is
-    logged at level debug.
+    logged at level debug. For attempts to connect see `translate_refusal`.
     """
     logger.debug("PostgreSQL: %s", target.without_passwords(redact(str(error))))
     said = error.diag
@@ -148,6 +156,39 @@ def translate(error: psycopg.Error, target: Target) -> ProviderError:
     remedy = f"; {_REMEDY[kind]}" if kind in _REMEDY else ""
     code = f" ({said.sqlstate})" if said.sqlstate else ""
     return kind(f"PostgreSQL: {text or type(error).__name__}{code}{remedy}", said.sqlstate)
+
+
+def translate_refusal(error: psycopg.Error, target: Target) -> AffinityError:
+    """The matching error for an attempt to connect. It names hosts and ports, which an operator needs to find out why
+    there is no connection, and neither user nor password.
+    """
+    translated = translate(error, target)
+    text = _PHRASES.sub("", str(translated).removeprefix("PostgreSQL: "))
+    if _WRONG_OPTION.search(text):
+        return InvalidUrl(f"not a PostgreSQL URL: {text}")
+    return type(translated)(f"cannot connect to PostgreSQL at {target.place(error.pgconn)}: {text}", translated.code)
+
+
+def check_encoding(encoding: str | None, target: Target) -> None:
+    """Refuse a database that cannot store all text.
+
+    Raises:
+        SchemaMismatch: its encoding is not UTF8.
+    """
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"{target.name}: the encoding of the database is {encoding}, and affinity needs UTF8: use a database made"
+            " by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'"
+        )
+
+
+def unchangeable(error: psycopg.Error, target: Target) -> SchemaMismatch:
+    """The error for a setting that this role may not change, and on which our statements rely."""
+    return SchemaMismatch(
+        f"{target.name}: {error.diag.message_primary}, which has a value with which affinity cannot work: take it"
+        " back by ALTER ROLE … RESET or ALTER DATABASE … RESET",
+        error.diag.sqlstate,
+    )
 
 
 def classify(

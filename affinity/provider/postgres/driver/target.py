@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 from urllib.parse import unquote
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
+from psycopg.pq.abc import PGconn
 
 from affinity.errors import InvalidUrl
 
@@ -29,19 +31,60 @@ _NETWORK: Final = {
 }
 
 _SAFETY: Final = {
-    # Whatever the database's default is: each statement needs a snapshot of its own, and must check a row again that
-    # changed while it waited for the lock.
-    "default_transaction_isolation": "read\\ committed",
     # No statement takes that long; one that did would delay others.
     "statement_timeout": "30s",
     # No operation leaves a transaction open; if one did, it must not hold its locks for long.
     "idle_in_transaction_session_timeout": "10s",
+    # A connection that waits for its next call, or for a notification, is idle for long.
+    "idle_session_timeout": "0",
     # As `_NETWORK`, on the server: transactions of a host that is gone end within a worker's lease.
     "tcp_keepalives_idle": "5s",
     "tcp_keepalives_interval": "3s",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "14s",
 }
+
+PINNED: Final = {
+    # The form of values in text, in both directions.
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "timezone_abbreviations": "Default",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "array_nulls": "on",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+    "lc_monetary": "C",
+    "lc_numeric": "C",
+    "lc_time": "C",
+    # How the text of a statement is read, and shown.
+    "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+    "quote_all_identifiers": "off",
+    # Each statement needs a snapshot of its own, and must check a row again that changed while it waited for the lock.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    # Who may write is a matter of rights. A client locks a row when it connects.
+    "default_transaction_read_only": "off",
+    # What statements do: triggers fire, views and rows are visible, or it is an error.
+    "session_replication_role": "origin",
+    "row_security": "on",
+    "restrict_nonsystem_relation_kind": "",
+    # `statement_timeout` bounds a transaction of one statement, and a migration takes its time.
+    "transaction_timeout": "0",
+}
+"""Settings on which our statements and values rely: whatever the server, the database, the role, the URL or the
+environment (PGTZ, PGDATESTYLE, PGOPTIONS) says. Each new connection sets them, in one message (`PIN`).
+"""
+
+PIN: Final[LiteralString] = """
+SELECT count(set_config(name, value, false))
+FROM unnest(%(names)s::text[], %(values)s::text[]) AS pinned (name, value)
+WHERE value <> current_setting(name, true)"""
+"""Changes the settings that differ. A setting that the server does not know is left out."""
 
 MARKER: Final = ("affinity.options", "kept")
 """A setting of each connection: without it, a pooler has ignored the settings."""
@@ -103,6 +146,21 @@ class Target:
         """How messages call the database: they may be read by strangers, so nothing of the URL is in them."""
         return "PostgreSQL"
 
+    def place(self, tried: PGconn | None = None) -> str:
+        """Hosts and ports, and nothing else of the URL: for the operator who asks why there is no connection.
+
+        Args:
+            tried: what was tried to connect last. It knows what a URL without a host leaves to the environment.
+        """
+        given, defaults = self.conninfo, _defaults()
+        hosts = next(filter(None, (each.get(key) for each in (given, defaults) for key in ("host", "hostaddr"))), "")
+        ports = given.get("port") or defaults.get("port", "")
+        if not hosts and tried is not None:
+            hosts, ports = tried.host.decode(), tried.port.decode()
+        names = (hosts or "its socket").split(",")
+        numbers = ports.split(",") if "," in ports else [ports] * len(names)
+        return ", ".join(f"{_bracketed(host)}:{port or 5432}" for host, port in zip(names, numbers, strict=False))
+
     def without_names(self, text: str) -> str:
         """The text without the user, the hosts and the password of this URL."""
         for key in ("user", "host", "hostaddr", "password"):
@@ -120,13 +178,23 @@ class Target:
     def connect(self, application_name: str, settings: Mapping[str, str]) -> str:
         """The database that psycopg connects to. Settings travel with the connection request: they cost no round trip.
 
-        Settings of the network in the URL, and timeouts in its ``options``, override the defaults.
+        Settings of the network in the URL, and timeouts in its ``options``, override the defaults. `PINNED` settings
+        follow once it is connected.
         """
-        ours = {"search_path": self.schema, "TimeZone": "UTC", MARKER[0]: MARKER[1], **settings}
+        ours = {"search_path": self.schema, MARKER[0]: MARKER[1], **settings}
         options = f"{_options(_SAFETY)} {self.conninfo.get('options', '')} {_options(ours)}"
         given = {key: value for key, value in self.conninfo.items() if key != "options"}
         defaults = {**_NETWORK, "application_name": application_name}
         return make_conninfo("", **{**defaults, **given, "client_encoding": "UTF8", "options": options})
+
+
+def _defaults() -> dict[str, str]:
+    """The options that libpq takes from the environment."""
+    return {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val}
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _parse(url: str) -> tuple[dict[str, Any], str]:
