@@ -4,7 +4,10 @@ The public names: what an application imports, and every type that these take or
 `affinity.errors`; the types of a provider are in `affinity.provider.contract`.
 """
 
+import difflib
 import importlib
+import importlib.util
+import sys
 import typing
 
 import affinity_workflows
@@ -350,6 +353,33 @@ _MODULES: typing.Final = frozenset(
     {"agent", "console", "errors", "journal", "limits", "sync", "telemetry"}.union(_PACKAGES)
 )
 
+_ELSEWHERE: typing.Final = ("errors", "agent", "testing", "journal", "telemetry", "provider.contract", "provider")
+"""Where a name is looked for that is not here, for the message."""
+
+
+def _not_here(name: str) -> Exception:
+    """The error for a name that is not public here, with the place where it is. Of ``from affinity import`` it is an
+    ``ImportError``: the interpreter would drop the text of another one.
+    """
+    text = f"module 'affinity' has no attribute {name!r}"
+    remedy = "" if name.startswith("_") or importlib.util.find_spec(f"affinity.{name}") else _remedy(name)
+    is_import = remedy and sys._getframe(2).f_globals.get("__name__") == "importlib._bootstrap"
+    return ImportError(text + remedy, name="affinity") if is_import else AttributeError(text + remedy)
+
+
+def _remedy(name: str) -> str:
+    for place in _ELSEWHERE:
+        try:
+            module = importlib.import_module(f"affinity.{place}")
+        except ImportError:  # of an extra that is not installed
+            continue
+        defined_in = getattr(getattr(module, name, None), "__module__", "")
+        if name in getattr(module, "__all__", ()) or defined_in == module.__name__:
+            return f": it is in affinity.{place}, as in `from affinity.{place} import {name}`"
+    close = difflib.get_close_matches(name, __all__, 1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> object:
@@ -357,7 +387,7 @@ if not typing.TYPE_CHECKING:  # else type checkers would accept any name
         if name in _MODULES:
             return importlib.import_module(f"affinity.{name}")
         if name not in __all__:
-            raise AttributeError(f"module 'affinity' has no attribute {name!r}")
+            raise _not_here(name)
         packages = (importlib.import_module(f"affinity.{package}") for package in _PACKAGES)
         value = globals()[name] = next(getattr(found, name) for found in packages if hasattr(found, name))
         return value

@@ -791,7 +791,15 @@ class ActivityError(AffinityError, ReportedError):
 
 
 class ActivityFailed(ActivityError):
-    """The activity raised, and its retry policy (if any) allows no further attempt."""
+    """The activity raised, and its retry policy (if any) allows no further attempt. The exception itself is not raised
+    again: it was raised in another process, or at another time. Look with `is_a`.
+    """
+
+    def __init__(
+        self, activity: str, error_type: str, message: str, details: ErrorDetails | None = None, stack: str = ""
+    ) -> None:
+        super().__init__(activity, error_type, message, details, stack)
+        self.add_note(f"catch ActivityFailed, and use error.is_a({error_type}): {error_type} itself is not raised here")
 
 
 class ActivityTimeout(ActivityError):
@@ -1092,4 +1100,6 @@ def problem_of(error: Exception) -> str:
     details = error.errors(include_url=False, include_context=False, include_input=False)
     shown = [f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in details[:_PROBLEMS_SHOWN]]
     more = [f"and {len(details) - _PROBLEMS_SHOWN} more"] if len(details) > _PROBLEMS_SHOWN else []
+    if any(each["type"] == "missing" for each in details):
+        more.append("a field without a default is required, also one that may be None")
     return "; ".join(shown + more)

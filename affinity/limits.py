@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from math import ceil, isfinite
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeGuard, get_args
 
 from pydantic_core import from_json
 
@@ -411,10 +411,17 @@ def check_limit(limit: object, most: int = MAX_PAGE, name: str = "limit") -> Non
         raise InvalidInput(f"{name} = {limit!r:.80}: must be an integer from 1 to {most}")
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether the value is a number, and no bool, which Python counts as one."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_age(name: str, seconds: float | None) -> None:
     """Raise `InvalidInput` unless it is None, or seconds that every store can subtract from the present time."""
-    if seconds is not None and not 0 <= seconds <= MAX_RETENTION_SECONDS:
-        raise InvalidInput(f"{name} = {seconds!r}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)")
+    if seconds is not None and not (is_number(seconds) and 0 <= seconds <= MAX_RETENTION_SECONDS):
+        raise InvalidInput(
+            f"{name} = {seconds!r:.80}: must be seconds from 0 to {MAX_RETENTION_SECONDS:.0f} (100 years)"
+        )
 
 
 def check_choice(name: str, value: object, choices: object, error: type[InvalidInput] = InvalidInput) -> None:
@@ -447,7 +454,7 @@ def seconds_of(what: str, value: object) -> float:
         InvalidOptions: it is anything else, or longer than ``MAX_TIMER_SECONDS``.
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not isfinite(seconds):
+    if not is_number(seconds) or not isfinite(seconds):
         raise InvalidOptions(f"{what} must be seconds or a timedelta, not {value!r:.80}")
     if seconds > MAX_TIMER_SECONDS:
         raise InvalidOptions(f"{what} of {seconds:g} s is over the limit of {MAX_TIMER_SECONDS:g}: is it milliseconds?")

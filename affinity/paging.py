@@ -10,12 +10,28 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from affinity.errors import IterationInterrupted
 from affinity.limits import MAX_PAGE
+from affinity.operators import refuse_operators
 
 C = TypeVar("C")
+I = TypeVar("I")  # noqa: E741 - the usual letter for an iterator
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _not_plain(items: object) -> TypeError:
+    return TypeError(
+        f"{type(items).__name__} is read with `async for`, or as a list with `[item async for item in ...]`; "
+        "sync code uses `affinity.sync`"
+    )
+
+
+def read_with_async_for(of: type[I]) -> type[I]:
+    """Decorates a class of async iterators: a plain loop over one, or an index, raises an error that says so."""
+    refuse_operators(of, ("__getitem__", "__next__"), _not_plain)
+    return of
+
+
+@read_with_async_for
 class PageIterator(AsyncIterator[T], Generic[C, T]):
     """Items that are read page by page. The wait for an item may be cancelled, or fail: the next one reads the page
     again, and no item is lost or given twice.
@@ -62,6 +78,7 @@ def uninterrupted(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncI
     return wrapped
 
 
+@read_with_async_for
 class _Uninterrupted(AsyncIterator[T]):
     def __init__(self, items: AsyncIterator[T], name: str) -> None:
         self._items = items

@@ -180,9 +180,9 @@ def _is_iterator(kind: type[Any]) -> bool:
     return hasattr(kind, "__next__")
 
 
-def find_one_shot(value: Any) -> str | None:
-    """The place of an iterator in a value; None: there is none."""
-    if is_one_shot(value):
+def find_part(value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+    """The place of the first such part of a value; empty: the value itself; None: there is none."""
+    if is_wanted(value):
         return ""
     if isinstance(value, Mapping):
         parts = [(f"[{key!r:.40}]", part) for key, part in value.items()]
@@ -191,7 +191,7 @@ def find_one_shot(value: Any) -> str | None:
     else:
         parts = [(f".{name}", part) for name, part in _fields_of(value).items()]
     for place, part in parts:
-        if (found := find_one_shot(part)) is not None:
+        if (found := find_part(part, is_wanted)) is not None:
             return place + found
     return None
 

@@ -8,14 +8,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import anyio
 import anyio.to_thread
 
-from affinity.errors import WrongEventLoop
+from affinity.errors import OrchestrationMisuse, WrongEventLoop
 from affinity.user_code import as_error, call_sync, own_context
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CLEANUP_SECONDS: Final = 0.5
@@ -212,6 +213,46 @@ async def _in_thread_or_here(function: Callable[..., Any], *args: Any, **named: 
     ):
         return await call()
     return await anyio.to_thread.run_sync(partial(call_sync, call))
+
+
+class _NoTask:
+    """In place of the task whose step runs the code of an orchestration, which is driven by no event loop: a timeout or
+    a cancel scope that it enters would be one of the worker.
+    """
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _no_scopes()
+
+    def __hash__(self) -> int:
+        raise _no_scopes()
+
+    def get_name(self) -> str:
+        """Its name, which `logging` notes."""
+        return "orchestration"
+
+
+def _no_scopes() -> OrchestrationMisuse:
+    return OrchestrationMisuse(
+        "an orchestration has no timeouts, cancel scopes and task groups of asyncio or anyio: use "
+        "ctx.select(..., ctx.schedule_timer(seconds)) and ctx.gather, or move the code to an activity"
+    )
+
+
+_NO_TASK: Final = _NoTask()
+
+
+def call_without_task(function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
+    """Call a function that runs the code of orchestrations, with no task of the event loop for it to change."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is not None:
+        asyncio._leave_task(loop, task)
+    asyncio._enter_task(loop, cast(Any, _NO_TASK))
+    try:
+        return function(*args, **named)
+    finally:
+        asyncio._leave_task(loop, cast(Any, _NO_TASK))
+        if task is not None:
+            asyncio._enter_task(loop, task)
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:

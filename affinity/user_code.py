@@ -19,7 +19,7 @@ from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from affinity.errors import CodeExited
+from affinity.errors import CodeExited, OrchestrationMisuse
 
 T = TypeVar("T")
 
@@ -95,6 +95,22 @@ def _find_decimals() -> ContextVar[decimal.Context]:
 
 
 _DECIMALS: Final = _find_decimals()
+
+orchestration_code: Final[ContextVar[str | None]] = ContextVar("affinity.orchestration_code", default=None)
+"""Description of the orchestration whose code runs; None: other code."""
+
+
+def refuse_in_orchestration(what: str) -> None:
+    """Refuse what the code of an orchestration must not use: it would happen again in each replay.
+
+    Raises:
+        OrchestrationMisuse: the code of an orchestration runs.
+    """
+    if (description := orchestration_code.get()) is not None:
+        raise OrchestrationMisuse(
+            f"{what} cannot be used in {description}: it would act again in each replay. Use it in an activity; "
+            "for other instances the context has start_detached, schedule_sub_orchestration and raise_event"
+        )
 
 
 def call_sync(function: Callable[..., T], /, *args: Any, **named: Any) -> T:

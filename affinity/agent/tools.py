@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 from affinity.conversation.events import CustomToolUse, ToolUse
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, problem_of
-from affinity.limits import check_choice, check_id
+from affinity.limits import check_choice, check_id, seconds_of
+from affinity.orchestration import ActivityContext
 from affinity.readback import json_of
 from affinity.session import Resource
 from affinity.tasks import call_any
@@ -116,11 +117,13 @@ class Tool:
 
         Raises:
             InvalidOptions: neither function nor arguments are given, the function's parameters have no schema, or
-                ``repeat`` is none of its values.
+                ``repeat`` or ``confirm_within`` is none of its values.
             InvalidId: the name is not a valid id.
         """
         check_id(self.name, "tool name")
         check_choice(f"tool {self.name!r}: repeat", self.repeat, ToolRepeat, InvalidOptions)
+        if self.confirm_within is not None:
+            seconds_of(f"tool {self.name!r}: confirm_within", self.confirm_within)
         if self.function is None and self.arguments is None:
             raise InvalidOptions(f"tool {self.name!r}: give the function, or the arguments of one that the client runs")
         _ = self.parameters
@@ -224,17 +227,17 @@ def tool(
 
     ::
 
-        @affinity.tool(confirm=True)
+        @affinity.agent.tool(confirm=True)
         async def refund(order: str, cents: int) -> str:
             \"\"\"Refund an order.\"\"\"
 
     Raises:
-        InvalidOptions: a parameter has no schema, or is positional only.
+        InvalidOptions: a parameter has no schema, or is positional only; or the function has no name, as a partial.
     """
 
     def make(function: Callable[..., Any]) -> Tool:
         return Tool(
-            name=function.__name__ if name is None else name,
+            name=_name_of(function) if name is None else name,
             description=_first_paragraph(function) if description is None else description,
             function=function,
             resource=resource,
@@ -282,6 +285,17 @@ def checked_arguments(found: Mapping[str, Tool], call: ToolUse | CustomToolUse) 
         return error_value("invalid_tool_arguments", problem_of(as_error(error)))
 
 
+def _name_of(function: object) -> str:
+    name = getattr(function, "__name__", None)
+    if isinstance(function, str):
+        raise InvalidOptions(f"a name is given by keyword: @tool(name={function!r})")
+    if not callable(function) or isinstance(function, type):
+        raise InvalidOptions(f"only functions can be tools, not {function!r:.80}")
+    if not isinstance(name, str):
+        raise InvalidOptions(f"{function!r:.80} has no name of its own: give it one, tool(name=...)(...)")
+    return name
+
+
 def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for each in _parameters(name, function):
@@ -289,8 +303,12 @@ def _model_of(name: str, function: Callable[..., Any]) -> type[BaseModel]:
             continue
         if each.kind in {each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD}:
             raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} cannot be given by name")
+        if each.annotation is each.empty and each.name in {"self", "cls"}:
+            raise InvalidOptions(f"tool {name!r} takes {each.name!r}: make a tool of the method of an object")
         if each.annotation is each.empty:
             raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} has no annotation")
+        if isinstance(each.annotation, type) and issubclass(each.annotation, (Wake, ActivityContext)):
+            raise InvalidOptions(f"tool {name!r}: parameter {each.name!r} must be a ToolContext, which has the wake")
         fields[each.name] = (each.annotation, _field_of(each))
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:

@@ -25,6 +25,7 @@ from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
 from affinity.tasks import BackgroundTask, check_loop
+from affinity.user_code import refuse_in_orchestration
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 
@@ -172,11 +173,13 @@ class ClientBase(AsyncBlock):
     """An open provider, with the tasks that run beside the calls. For the event loop that has opened it."""
 
     def __init__(self, url: str) -> None:
+        refuse_in_orchestration("a Client")
         self._url = url
         self._given: Provider | None = None
         self._stack: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
+        refuse_in_orchestration("a Client")
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
             self._opened = self._given
@@ -212,6 +215,7 @@ class ClientBase(AsyncBlock):
     @property
     def _open_provider(self) -> Provider:
         """For parts that check the event loop themselves. Raises `ClientError` when the client is not open."""
+        refuse_in_orchestration("a Client")
         if self._stack is None or self._opened is None:
             raise ClientError("the client is not open: use it within `async with Client(url) as client`")
         return self._opened

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_r
 
 from affinity import errors
 from affinity.errors import UnknownInstance
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer, is_number
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 from affinity.tasks import check_loop
 
@@ -120,8 +120,8 @@ def check_timeout(timeout: float | None) -> None:
     Raises:
         InvalidInput: it is negative, or not a number.
     """
-    if timeout is not None and not timeout >= 0:
-        raise errors.InvalidInput(f"timeout = {timeout!r}: must be a number of seconds, not negative")
+    if timeout is not None and not (is_number(timeout) and timeout >= 0):
+        raise errors.InvalidInput(f"timeout = {timeout!r:.80}: must be a number of seconds, not negative")
 
 
 def no_progress(_: int) -> None:

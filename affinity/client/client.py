@@ -42,7 +42,7 @@ from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
-from affinity.orchestration.definitions import MISSING
+from affinity.orchestration.definitions import MISSING, one_input
 from affinity.orchestration.typed import EventValue, ExternalEvent, event_name
 from affinity.provider import open_provider
 from affinity.provider.contract import (
@@ -120,6 +120,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
     ) -> Handle[R]: ...
     @overload
     async def start(self, orchestration: str, input: Any = ..., **options: Unpack[StartOptions]) -> Handle[Any]: ...
+    @one_input
     async def start(
         self,
         orchestration: Orchestration,

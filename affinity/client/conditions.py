@@ -27,8 +27,8 @@ def conditions_of(where: Mapping[str, Any], conditions: type) -> dict[str, Any]:
     types = _types_of(conditions)
     if unknown := next((name for name in where if name not in types), None):
         similar = difflib.get_close_matches(unknown, types, 1, _ALIKE)
-        hint = "".join(f": did you mean {name!r}?" for name in similar)
-        raise InvalidInput(f"there is no condition {unknown!r}{hint or ';'} There are {', '.join(types)}")
+        hint = "".join(f", did you mean {name!r}?" for name in similar)
+        raise InvalidInput(f"there is no condition {unknown!r}{hint or '.'} There are {', '.join(types)}")
     return {name: _checked(name, value, types[name]) for name, value in where.items() if value is not None}
 
 

@@ -22,7 +22,7 @@ from affinity.client.journals import Journals
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
 from affinity.limits import MAX_BATCH, check_limit
-from affinity.paging import all_items
+from affinity.paging import all_items, read_with_async_for
 from affinity.records import copied, frozen
 
 PAUSE_SECONDS: Final = 0.05
@@ -125,6 +125,7 @@ class RequestCalls(ClientBase):
         return RequestFeed(self.journals, _filter(where))
 
 
+@read_with_async_for
 class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
     """Requests that wait for an answer as they come and go: `Client.watch_requests`. For one task at a time. It has no
     end, and can be left at any time.

@@ -26,6 +26,7 @@ from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy, ScheduleTarget
+from affinity.orchestration.definitions import is_async, refuse_other_context, refuse_unbound
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec
 from affinity.tasks import call_here
@@ -157,15 +158,14 @@ class Conversations(Sessions[S]):
             timeout: seconds, or a timedelta, that one attempt may take.
 
         Raises:
-            InvalidApp: there is a handler, or this is no ``async def``.
+            InvalidApp: there is a handler, or this is no ``async def``, or does not take (wake, state).
             InvalidOptions: an option is out of range.
         """
 
         def register(function: Handler[S]) -> Handler[S]:
             if self._handler is not None:
                 raise InvalidApp(f"the conversations of kind {self.kind!r} have a handler already")
-            if not inspect.iscoroutinefunction(function):
-                raise InvalidApp(f"the handler of the conversations of kind {self.kind!r} must be an async def")
+            _check_handler(function, f"the handler of the conversations of kind {self.kind!r}")
             self._handler = function
             return function
 
@@ -295,3 +295,15 @@ class Conversations(Sessions[S]):
 
         register_scheduled(app, spec)
         return app
+
+
+def _check_handler(function: Handler[Any], description: str) -> None:
+    if not callable(function) or not is_async(function):
+        raise InvalidApp(f"{description} must be an async def")
+    refuse_unbound(description, function)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise InvalidApp(f"{description} must take the wake and the state, (wake, state), not {signature}") from None
+    refuse_other_context(description, function, Wake, ("wake", "state"))

@@ -31,6 +31,7 @@ from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolSta
 from affinity.errors import EntriesRemoved, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
+from affinity.paging import read_with_async_for
 from affinity.provider.contract import FINISHED
 from affinity.records import frozen
 
@@ -199,6 +200,7 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     return page.more or any(each.kind not in _SPANS for each in own)
 
 
+@read_with_async_for
 class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
     """Events of one conversation, in order: see `ConversationHandle.events`. For one task at a time.
 

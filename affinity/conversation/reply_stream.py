@@ -22,6 +22,7 @@ from affinity.conversation.reply import Reply
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Retracted, inputs_read
 from affinity.journal import Entry, JournalPage, JournalWake, StreamPart
+from affinity.paging import read_with_async_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class ReplyPageReader(PageReader):
         yield from super()._read_stream(page)
 
 
+@read_with_async_for
 class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
     """The entries and streamed parts that belong to one input, in order: see `ConversationHandle.stream_reply`. For one
     task at a time.

@@ -364,15 +364,18 @@ class _HandlerAttempt(Attempt[S]):
 
     async def _fail(self, error: BaseException) -> WakeOutcome:
         """Record that the handler has raised."""
+        described = describe_error(error)
+        pause = self._pause(described[0], error)
         logger.warning(
-            "wake %s of conversation %s failed (attempt %d)",
+            "wake %s of conversation %s failed%s (attempt %d): %s: %s",
             self.task["wake"],
             self.writing.session_id,
+            "" if pause is None else f" and is retried in {pause:.1f} s",
             self.number,
-            exc_info=error,
+            *described,
+            exc_info=error if pause is None else None,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
-        pause = self._pause(describe_error(error)[0], error)
         # The state may be staged already: the error may come from a step behind the handler.
         self.ctx.withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)

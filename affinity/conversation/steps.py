@@ -33,6 +33,7 @@ from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.failures import describe_error
 from affinity.records import StateWrite
 from affinity.tasks import call_any
 
@@ -213,7 +214,8 @@ class WakeSteps:
                 pause = policy.delay(failures, row)
                 if not policy.retries(error, failures, anyio.current_time() - begun + pause):
                     raise
-                logger.warning("step %s failed (attempt %d), next in %.1f s", row, failures, pause, exc_info=error)
+                text = "step %s failed and is retried in %.1f s (attempt %d): %s: %s"
+                logger.warning(text, row, pause, failures, *describe_error(error))
                 await anyio.sleep(pause)
 
     # -- committing

@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload, runtim
 
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
 from affinity.limits import check_code_name
+from affinity.orchestration.activity import ActivityContext
+from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import (
     DEFINITION_ATTRIBUTE,
     ActivityDefinition,
@@ -22,6 +24,7 @@ from affinity.orchestration.definitions import (
     check_decorators,
     definition_of,
     qualname,
+    refuse_other_context,
 )
 from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, new_spec
 from affinity.orchestration.schedules import check_name as check_schedule_name
@@ -199,7 +202,8 @@ class App:
         """
 
         def register(function: F) -> F:
-            definition = ActivityDefinition(_name_of(function, name), function, journal_inputs)
+            definition = ActivityDefinition(_name_of(function, name, "activity"), function, journal_inputs)
+            refuse_other_context(definition.description, function, ActivityContext)
             self._add_activity(definition)
             _attach(function, definition)
             definition.reference = reference = _refusing_orchestrations(function, definition)
@@ -226,7 +230,8 @@ class App:
 
         def register(function: F) -> F:
             checked = _checked_name(version, "orchestration version")
-            definition = OrchestrationDefinition(_name_of(function, name), checked, function)
+            definition = OrchestrationDefinition(_name_of(function, name, "orchestration"), checked, function)
+            refuse_other_context(definition.description, function, OrchestrationContext)
             self._add_orchestration(definition)
             _attach(function, definition)
             return function
@@ -423,7 +428,12 @@ def _attach(function: Callable[..., Any], definition: Definition) -> None:
     if present is not None and (present.description != definition.description):
         raise InvalidApp(f"{qualname(function)} is registered already, as {present.description}")
     # A bound method takes no attributes; its function does.
-    setattr(getattr(function, "__func__", function), DEFINITION_ATTRIBUTE, definition)
+    try:
+        setattr(getattr(function, "__func__", function), DEFINITION_ATTRIBUTE, definition)
+    except (AttributeError, TypeError):
+        raise InvalidApp(
+            f"{definition.description}: {type(function).__name__} takes no attributes: register a function in its place"
+        ) from None
 
 
 def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
@@ -453,9 +463,18 @@ def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
     return cast(F, refusing_async if definition.is_async else refusing)
 
 
-def _name_of(function: Callable[..., Any], name: str | None) -> str:
-    if not callable(function):
+def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:
+    if isinstance(function, str):
+        raise InvalidApp(f"a name is given by keyword: @app.{kind}(name={function!r})")
+    if isinstance(function, staticmethod | classmethod):
+        raise InvalidApp(f"{function!r}: put @{type(function).__name__} above @app.{kind}, or register a function")
+    if not callable(function) or isinstance(function, type):
         raise InvalidApp(f"only functions can be registered, not {function!r}")
+    if name is None and not hasattr(function, "__name__"):
+        raise InvalidApp(
+            f"{function!r} has no name of its own: give it one, as in app.{kind}(name=...)(...), or register a "
+            "function that calls it"
+        )
     return _checked_name(name if name is not None else getattr(function, "__name__", None), "name of a function")
 
 

@@ -8,15 +8,17 @@ place.
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from pydantic_core import from_json
 
 from affinity.errors import InvalidApp, NotSerializable, problem_of
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
-from affinity.readback import MAX_DIGITS, ReadBack, find_loss, find_one_shot, is_one_shot
+from affinity.readback import MAX_DIGITS, ReadBack, find_loss, find_part, is_one_shot
 from affinity.user_code import as_error, pass_interrupt
 
 
@@ -61,7 +63,7 @@ class Codec:
                 text = self._adapter.serializer.to_json(value, warnings="error").decode()
             except BaseException as error:
                 pass_interrupt(error)
-                self._refuse_one_shot(value)
+                self._refuse_unread(value)
                 value, text = self._encode_converted(value)
         if len(text) > self._short:  # a shorter one is neither too deep nor too large
             self._check_size(text)
@@ -87,10 +89,11 @@ class Codec:
         except BaseException as error:
             raise self._refusal(f"got {_type_name(type(value))}: {problem_of(as_error(error))}") from error
 
-    def _refuse_one_shot(self, value: Any) -> None:
-        """Refuse an iterator within a value that was written already: its items may be used up."""
-        if (place := find_one_shot(value)) is not None:
-            raise self._refusal(f"{place.removeprefix('.')}: an iterator can be read once: make it a list")
+    def _refuse_unread(self, value: Any) -> None:
+        """Refuse a value of which a part was not awaited; or is an iterator, whose items may be used up by the try."""
+        for kind, remedy in _NOT_VALUES:
+            if (place := find_part(value, kind)) is not None:
+                raise self._refusal(f"{place.removeprefix('.') or 'value'}: {remedy}")
 
     def _check_size(self, text: str) -> None:
         check_payload(check_depth(text, self.what), self.what, self._limit)
@@ -121,6 +124,12 @@ class Codec:
         return NotSerializable(f"{self.what} must be {_type_name(self.declared)}: {problem}")
 
 
+_NOT_VALUES: Final = (
+    (is_one_shot, "an iterator can be read once: make it a list"),
+    (inspect.isawaitable, "it has no value before it is awaited: await it first"),
+)
+
+
 def read_json(text: str) -> Any:
     """Parse JSON text that belongs to no declared type.
 
@@ -148,8 +157,26 @@ def _shared_adapter(declared: Any, text: str) -> tuple[TypeAdapter[Any], ReadBac
 
 
 def _new_adapter(declared: Any) -> tuple[TypeAdapter[Any], ReadBack]:
-    adapter = TypeAdapter(declared)
+    _refuse_lost_attributes(declared)
+    try:
+        adapter = TypeAdapter(declared)
+    except PydanticSchemaGenerationError as error:
+        plain = str(error).partition(". ")[0]  # behind it, what authors of such types may do
+        raise ValueError(f"{plain}: make it a dataclass or a pydantic model") from error
     return adapter, ReadBack(adapter.core_schema)
+
+
+def _refuse_lost_attributes(declared: Any) -> None:
+    """Refuse a dataclass whose attributes are no fields, since none of them has an annotation."""
+    if not dataclasses.is_dataclass(declared) or dataclasses.fields(declared):
+        return
+    lost = [name for name, value in vars(declared).items() if not (name.startswith("_") or _is_part_of_class(value))]
+    if lost:
+        raise ValueError(f"{lost[0]!r} has no annotation, so that it is no field: write {lost[0]}: int = ..., or so")
+
+
+def _is_part_of_class(value: object) -> bool:
+    return callable(value) or hasattr(value, "__get__")
 
 
 def _type_name(declared: Any) -> str:

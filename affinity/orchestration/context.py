@@ -24,6 +24,7 @@ from affinity.orchestration.definitions import (
     Definition,
     OrchestrationDefinition,
     definition_of,
+    one_input,
 )
 from affinity.orchestration.futures import (
     ActivityFuture,
@@ -137,6 +138,7 @@ class OrchestrationContext:
     def schedule_activity(
         self, activity: str, input: Any = ..., **options: Unpack[ActivityOptions]
     ) -> ActivityFuture[Any]: ...
+    @one_input
     def schedule_activity(
         self,
         activity: Callable[..., Any] | str,
@@ -155,7 +157,8 @@ class OrchestrationContext:
 
         Raises:
             InvalidInput: the input does not fit its annotation, or an option is out of range.
-            OrchestrationMisuse: the function is not a registered activity, or its input is missing or an awaitable.
+            OrchestrationMisuse: the function is not a registered activity, or its input is missing or an awaitable, or
+                it was given several.
             ActivityError: at the await, if the activity failed; a subclass names the kind.
         """
         self._scheduler.require_running()
@@ -268,6 +271,7 @@ class OrchestrationContext:
     def schedule_sub_orchestration(
         self, orchestration: str, input: Any = ..., **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[Any]: ...
+    @one_input
     def schedule_sub_orchestration(
         self,
         orchestration: Callable[..., Any] | str,
@@ -286,7 +290,8 @@ class OrchestrationContext:
 
         Raises:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.
-            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited.
+            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited,
+                or it was given several.
             OrchestrationFailed: at the await, if the child raised.
             OrchestrationCancelled: at the await, if the child was cancelled.
             InstanceExists: at the await, if the id was taken.
@@ -306,6 +311,7 @@ class OrchestrationContext:
     def start_detached(
         self, orchestration: str, input: Any = ..., **options: Unpack[NewInstanceOptions]
     ) -> DurableFuture[str]: ...
+    @one_input
     def start_detached(
         self,
         orchestration: Callable[..., Any] | str,
@@ -328,7 +334,8 @@ class OrchestrationContext:
 
         Raises:
             InvalidInput: the input does not fit its annotation, or the id is not allowed.
-            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited.
+            OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited,
+                or it was given several.
         """
         new = self._new_instance(orchestration, input, instance_id, version, "start_detached")
         return DetachedFuture(self._scheduler, *new)
@@ -367,6 +374,7 @@ class OrchestrationContext:
         event, text = encode_raised(name, data)
         self._scheduler.pending.append(ev.EventSent(check_id(instance_id, "instance id"), event, text))
 
+    @one_input
     def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
         """End this execution and start the next one of the same instance, with a fresh history.
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any, Final, NoReturn, TypeVar, cast
+
+from pydantic import BaseModel
 
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse
 from affinity.limits import check_integer
 from affinity.orchestration.codec import Codec
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Missing:
@@ -43,6 +48,7 @@ class Definition:
         self.reference: object = function
         """What the decorator has returned: the function as its module sees it."""
         self._parameter = _input_parameter(self.description, function)
+        self._has_result_type = inspect.signature(function).return_annotation is not inspect.Signature.empty
 
     @property
     def description(self) -> str:
@@ -79,13 +85,26 @@ class Definition:
         """
         if self.input_codec is None or self._parameter is None:
             if value is not MISSING and value is not None:
-                raise OrchestrationMisuse(f"{self.description} takes no input, but was given one")
+                raise OrchestrationMisuse(
+                    f"{self.description} takes no input, but was given one: its first parameter is the context, the "
+                    "second one is the input"
+                )
             return _NO_INPUT
         if value is MISSING:
             value = self._parameter.default
             if value is inspect.Parameter.empty:
-                raise OrchestrationMisuse(f"{self.description} takes an input, but was given none")
+                raise OrchestrationMisuse(f"{self.description} takes an input, but was given none{self._optional}")
+        if self._parameter.annotation is inspect.Parameter.empty:
+            _refuse_typed(value, f"input of {self.description}")
         return self.input_codec.encode(value)
+
+    @property
+    def _optional(self) -> str:
+        """What a message says of an input that may be None, and has no default."""
+        assert self.input_codec is not None
+        if not _takes_none(self.input_codec.declared):
+            return ""
+        return ": it may be None, and has no default; pass None, or write `= None` behind its annotation"
 
     def arguments(self, text: str) -> tuple[Any, ...]:
         """Return the arguments of the function after its context: one decoded input, or none.
@@ -111,6 +130,8 @@ class Definition:
             NotSerializable: it does not fit the annotation.
             PayloadTooLarge: it is over the limit.
         """
+        if not self._has_result_type:
+            _refuse_typed(value, f"result of {self.description}")
         return self.result_codec.encode(value)
 
     def __repr__(self) -> str:
@@ -196,6 +217,48 @@ def _decorated(description: str) -> InvalidApp:
     )
 
 
+def one_input(method: F) -> F:
+    """Decorates a call that takes a function and its input: arguments that it does not take raise an error that names
+    the remedy.
+    """
+    parameters = inspect.signature(method).parameters.values()
+    places = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
+    options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    names = {each.name for each in parameters}
+
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return method(*args, **named)
+        except TypeError:
+            if (more := len(args) - places) > 0:
+                raise _refused_inputs(method.__name__, 1 + more) from None
+            if (unknown := next((name for name in named if name not in names), None)) is not None:
+                raise _refused_option(method.__name__, unknown, options) from None
+            raise
+
+    @functools.wraps(method)
+    async def call_async(*args: Any, **named: Any) -> Any:
+        return await call(*args, **named)
+
+    return cast(F, call_async if inspect.iscoroutinefunction(method) else call)
+
+
+_ONE_INPUT: Final = "it takes one input: put several values into a model"
+
+
+def _refused_inputs(call: str, count: int) -> OrchestrationMisuse:
+    return OrchestrationMisuse(f"{call} was given {count} inputs, and {_ONE_INPUT}")
+
+
+def _refused_option(call: str, name: str, options: Sequence[str]) -> OrchestrationMisuse:
+    if call == "schedule_activity" and name in {"session", "session_id"}:
+        return OrchestrationMisuse(f"{call} has no option {name!r}: call .on_session(...) on what it returns")
+    return OrchestrationMisuse(
+        f"{call} has no option {name!r} (it has {', '.join(options)}). An input is given by position, and {_ONE_INPUT}"
+    )
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
@@ -204,6 +267,7 @@ def _input_parameter(description: str, function: Callable[..., Any]) -> inspect.
     parameters = list(inspect.signature(function).parameters.values())
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise InvalidApp(f"{description} is a generator: it must return one result")
+    refuse_unbound(description, function)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not 1 <= len(parameters) <= 2 or any(p.kind not in positional for p in parameters):  # noqa: PLR2004
         _refuse_signature(description, function)
@@ -217,12 +281,81 @@ def _refuse_signature(description: str, function: Callable[..., Any]) -> NoRetur
     )
 
 
+def refuse_unbound(description: str, function: Callable[..., Any]) -> None:
+    """Refuse a method that is not bound to an object: no caller would give it one.
+
+    Raises:
+        InvalidApp: it is one.
+    """
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first in {"self", "cls"}:
+        raise InvalidApp(
+            f"{description} takes {first!r}, which no worker has: register the method of an object, outside the class, "
+            "or a function"
+        )
+
+
+def refuse_other_context(
+    description: str, function: Callable[..., Any], context: type, names: Sequence[str] = ("ctx", "input")
+) -> None:
+    """Refuse a function whose first parameter is annotated as something else than its context. An annotation that
+    cannot be resolved yet passes.
+
+    Raises:
+        InvalidApp: it is.
+    """
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters), None)
+    if first is not None and _excludes(_resolved(function, first), context):
+        form = f"({names[0]}: {context.__name__}, {names[1]})"
+        raise InvalidApp(f"{description} must take its context first, as in {form}, not {signature}")
+
+
+def _refuse_typed(value: object, what: str) -> None:
+    """Refuse a value whose type a reader would not know, since the function has no annotation for it.
+
+    Raises:
+        NotSerializable: it is a model or a dataclass.
+    """
+    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
+        name = type(value).__name__
+        raise NotSerializable(f"{what} has no annotation, and would be read as a dict, not a {name}: annotate it")
+
+
+def _takes_none(annotation: Any) -> bool:
+    """Whether an annotation names None, as ``Optional`` does."""
+    return annotation is None or annotation is NoneType or any(map(_takes_none, _options_of(annotation)))
+
+
+def _options_of(annotation: Any) -> Sequence[Any]:
+    is_union = typing.get_origin(annotation) in (typing.Union, UnionType)
+    return typing.get_args(annotation) if is_union else ()
+
+
+def _excludes(annotation: Any, context: type) -> bool:
+    """Whether no value of a context's class is of the annotated type."""
+    if options := _options_of(annotation):
+        return all(_excludes(part, context) for part in options)
+    kind = typing.get_origin(annotation) or annotation
+    if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return False
+    return not (issubclass(kind, context) or issubclass(context, kind))
+
+
+def _resolved(function: Callable[..., Any], name: str) -> Any:
+    """The annotation of a parameter; Any: it has none, or one that cannot be resolved yet."""
+    function = _annotated(function)
+    declared = getattr(function, "__annotations__", {}).get(name, Any)
+    holder = SimpleNamespace(__annotations__={name: declared})
+    try:
+        return typing.get_type_hints(holder, getattr(function, "__globals__", {}))[name]
+    except Exception:
+        return Any
+
+
 def _annotation(definition: Definition, name: str) -> Any:
     """Resolve one annotation, but not the context's: it is often imported for type checkers only."""
-    function = inspect.unwrap(definition.function)
-    function = getattr(function, "__func__", function)
-    if not inspect.isfunction(function):
-        function = getattr(function, "func", None) or type(function).__call__
+    function = _annotated(definition.function)
     try:
         declared = getattr(function, "__annotations__", {}).get(name, Any)
         holder = SimpleNamespace(__annotations__={name: declared})
@@ -230,6 +363,15 @@ def _annotation(definition: Definition, name: str) -> Any:
     except Exception as error:
         raise InvalidApp(f"{definition.description}: the annotation of {name!r} cannot be resolved: {error}") from error
     return Any if resolved in (NoReturn, typing.Never) else resolved
+
+
+def _annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The plain function that has the annotations of a method, a partial or an object."""
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)
+    if not inspect.isfunction(function):
+        function = getattr(function, "func", None) or type(function).__call__
+    return function
 
 
 def qualname(function: Callable[..., Any]) -> str:

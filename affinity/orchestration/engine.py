@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import Context
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from affinity.errors import AffinityError, ExecutionLimitReached, Nondeterminism, OrchestrationMisuse, decisive_error
+from affinity.errors import (
+    AffinityError,
+    ExecutionLimitReached,
+    Nondeterminism,
+    OrchestrationMisuse,
+    decisive_error,
+    text_of_error,
+)
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
 from affinity.orchestration import events as ev
 from affinity.orchestration.context import OrchestrationContext
@@ -24,12 +31,20 @@ from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.failures import recorded
 from affinity.orchestration.futures import ActivityFuture, ChildFuture, TimerFuture
 from affinity.orchestration.history import describe
-from affinity.orchestration.scheduler import CommandFuture, DurableFuture, Scheduler, Task, refuse_awaitable
+from affinity.orchestration.scheduler import (
+    CommandFuture,
+    DurableFuture,
+    Scheduler,
+    Task,
+    not_awaited,
+    refuse_awaitable,
+)
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
 from affinity.orchestration.sources import describe_sources, first_source, raising_source
 from affinity.records import constructor, frozen
 from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import MAX_LINKS
+from affinity.user_code import orchestration_code
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -145,6 +160,7 @@ class Execution:
         self._variables = Context()
         self._variables.run(enter_instance, instance_id)
         self._variables.run(enter_session, session_id)
+        self._variables.run(orchestration_code.set, definition.description)
         self._lineage: ev.Lineage = ()
         self._main: Task[Any] | None = None
         self._traced = traced
@@ -476,7 +492,7 @@ class Execution:
             return self._failed(error)
 
     def _failed(self, error: BaseException) -> ev.OrchestrationFailed:
-        self.error = error
+        self.error = error = _about_future(error, self._scheduler.never_awaited)
         return ev.OrchestrationFailed(*recorded(error))
 
     # --- replay -----------------------------------------------------------------------------------------------------
@@ -529,6 +545,19 @@ class Execution:
 async def _body(definition: OrchestrationDefinition, context: OrchestrationContext, text: str) -> Any:
     """The main coroutine; an input that does not fit fails it, as any other error does."""
     return await definition.function(context, *definition.arguments(text))
+
+
+def _about_future(error: BaseException, never_awaited: Iterable[DurableFuture[Any]]) -> BaseException:
+    """Return the error, or one that names the remedy: a ``TypeError`` about a future that was passed in place of its
+    value, such as by `json.dumps`.
+    """
+    if isinstance(error, TypeError):
+        text = text_of_error(error)
+        if (future := next((one for one in never_awaited if type(one).__name__ in text), None)) is not None:
+            found = not_awaited(future).with_traceback(error.__traceback__)
+            found.__cause__ = error
+            return found
+    return error
 
 
 def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:

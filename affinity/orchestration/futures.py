@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from zlib import crc32
 
 from affinity import errors
-from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, truncate
+from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, is_number, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.inbox import Arrival
@@ -207,9 +207,10 @@ class ActivityFuture(CommandFuture[T]):
 
 
 def _check_seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_TIMER_SECONDS:
+    if not is_number(value) or not 0 < value <= MAX_TIMER_SECONDS:
         raise errors.OrchestrationMisuse(
-            f"{name} is a number of seconds, more than 0 and at most {MAX_TIMER_SECONDS:g}, not {value!r:.80}"
+            f"{name} is a number of seconds, more than 0 and at most {MAX_TIMER_SECONDS:g}, not {value!r:.80}: "
+            f"leave it out to wait without a limit"
         )
     return float(value)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
 from affinity.errors import AffinityError, InvalidOptions, errors_in
-from affinity.limits import MAX_TIMER_SECONDS, check_choice
+from affinity.limits import MAX_TIMER_SECONDS, check_choice, is_number
 
 RetryStrategy: TypeAlias = Literal["fixed", "linear", "exponential"]
 """How the pause grows from one attempt to the next."""
@@ -113,15 +114,14 @@ def _chance(key: str, failures: int) -> float:
 
 
 def _check_at_least(name: str, value: object, least: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < least:  # type: ignore[arg-type,operator]
+    if not is_number(value) or not math.isfinite(value) or value < least:
         raise InvalidOptions(f"{name} must be a finite number of at least {least:g}, not {value!r}")
 
 
 def _names(errors: object) -> tuple[str, ...]:
-    if isinstance(errors, (str, type)):
+    if isinstance(errors, str | type) or not isinstance(errors, Iterable):
         raise InvalidOptions(f"non_retryable must be a tuple of exception classes or names, not {errors!r}")
-    return tuple(_name(error) for error in errors)  # type: ignore[attr-defined]
+    return tuple(_name(error) for error in errors)
 
 
 def _name(error: object) -> str:

@@ -23,9 +23,19 @@ from collections import deque
 from collections.abc import Coroutine, Generator, Iterable
 from contextvars import Context, copy_context
 from types import CoroutineType, GeneratorType
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from affinity.errors import Nondeterminism, NotSerializable, OrchestrationMisuse
+from affinity.operators import (
+    ARITHMETIC,
+    ASYNC_BLOCK,
+    ASYNC_ITEMS,
+    BLOCK,
+    ITEMS,
+    ORDER,
+    refuse_equality,
+    refuse_operators,
+)
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.history import History
@@ -403,6 +413,29 @@ class DurableFuture(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<{self.description}, {'settled' if self.settled else 'pending'}>"
+
+    if not TYPE_CHECKING:  # else type checkers would accept any name
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):  # looked up by the interpreter, by copies, by mocks
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{self.description} has no attribute {name!r}: await it first")
+
+
+def not_awaited(future: DurableFuture[Any]) -> OrchestrationMisuse:
+    """The error of code that uses a future in place of its value."""
+    return OrchestrationMisuse(f"{future.description} has no value before it is awaited: await it first")
+
+
+def _no_truth(future: DurableFuture[Any]) -> OrchestrationMisuse:
+    return OrchestrationMisuse(
+        f"{future.description} is neither true nor false before it is awaited: await it first, or compare it with None"
+    )
+
+
+refuse_operators(DurableFuture, ("__bool__",), _no_truth)
+refuse_operators(DurableFuture, (*ARITHMETIC, *ORDER, *ITEMS, *ASYNC_ITEMS, *BLOCK, *ASYNC_BLOCK), not_awaited)
+refuse_equality(DurableFuture, not_awaited)
 
 
 class CommandFuture(DurableFuture[T]):

@@ -31,6 +31,7 @@ from affinity.session.state import CachedState, StateSchema, override_metadata
 from affinity.session.state_cache import CacheLeaseListener, StateCache
 from affinity.session.writer import ActivityScope, WriteQueue
 from affinity.telemetry import session_scope
+from affinity.user_code import refuse_in_orchestration
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -348,6 +349,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """A function that begins the unit of work, and a context that names the session in logs."""
         store = self._store if store is None else store
         session_id = _session_id(ctx_or_id)
+        refuse_in_orchestration("the state of a session")
         if isinstance(ctx_or_id, str | None) or session_id is None:
             if not allow_transient:
                 _check_stored(session_id, store)

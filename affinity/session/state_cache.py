@@ -46,6 +46,7 @@ import anyio
 from cachetools import TTLCache
 
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
+from affinity.limits import is_number
 from affinity.records import Hydrate, database_of
 from affinity.session.resources import SharedCall
 from affinity.tasks import finish
@@ -198,11 +199,11 @@ class StateCache(Generic[E]):
         Raises:
             InvalidOptions: a bound that is not positive.
         """
-        if max_sessions < 1:
+        if not is_number(max_sessions) or max_sessions < 1:
             raise InvalidOptions(f"max_sessions = {max_sessions!r}: a cache holds at least one session")
-        if max_bytes is not None and max_bytes < 1:
+        if max_bytes is not None and not (is_number(max_bytes) and max_bytes >= 1):
             raise InvalidOptions(f"max_bytes = {max_bytes!r}: must be a positive number of bytes, or None")
-        if idle_timeout is not None and not idle_timeout > 0:
+        if idle_timeout is not None and not (is_number(idle_timeout) and idle_timeout > 0):
             raise InvalidOptions(f"idle_timeout = {idle_timeout!r}: must be a positive number of seconds, or None")
         self._make, self._dispose_entry = make, dispose
         self._timer, self._skipped = timer, 0.0

@@ -28,6 +28,7 @@ from anyio.from_thread import start_blocking_portal
 
 from affinity.errors import ClientError, ClientForked
 from affinity.provider.urls import sqlite_path
+from affinity.user_code import refuse_in_orchestration
 
 T = TypeVar("T")
 
@@ -200,6 +201,7 @@ class Opening(Generic[T]):
         return self._checked().run(function, *args)
 
     def _checked(self) -> LoopThread:
+        refuse_in_orchestration("a sync client")
         loop = current_loop()
         if self._loop is not None and self._loop is not loop:
             raise _forked("the client was open before: close it before the fork, and open another one behind it")

@@ -481,7 +481,7 @@ class ActivityRunner:
         pause = None if task.retry is None else _pause(running, task.retry, error, failures)
         if pause is not None:
             failure = RecordedError(*describe_error(error))
-            _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure, error)
+            _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure)
             self._observe(item.name, "retried")
             self._end(item)
             self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
@@ -664,9 +664,9 @@ def _ids(item: WorkItem) -> dict[str, str | None]:
 
 
 def _log_failure(
-    level: int, consequence: str, item: WorkItem, failure: RecordedError, error: BaseException | None
+    level: int, consequence: str, item: WorkItem, failure: RecordedError, error: BaseException | None = None
 ) -> None:
-    """One line for one failed attempt; with the traceback, where code has raised."""
+    """One line for one failed attempt; with the traceback of ``error``, which the last attempt has raised."""
     key = item.lock.key
     session = "" if item.session_id is None else f"session {item.session_id}, "
     logger.log(

@@ -48,6 +48,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import ActivityRun, constructor
+from affinity.tasks import call_without_task
 from affinity.tracing import is_in_use
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
@@ -347,8 +348,12 @@ class InstanceTable(WorkerPart):
             if type(event) is OrchestrationStarted:  # with what only a worker knows
                 event = replace(event, time=self._lease.now(), version=live.execution.definition.version)
             events.append(event)
-        step = live.execution.advance(
-            events, now=self._lease.now, new_guid=lambda: str(uuid.uuid4()), max_size=self._step_bytes
+        step = call_without_task(
+            live.execution.advance,
+            events,
+            now=self._lease.now,
+            new_guid=lambda: str(uuid.uuid4()),
+            max_size=self._step_bytes,
         )
         if live.execution.unread_size > self._cache_bytes:
             raise errors.ExecutionLimitReached(

@@ -210,6 +210,13 @@ class RuntimeOptions(BaseModel):
         """Interruptions from which an activity runs alone: half of ``max_attempts``, and at least one."""
         return (self.max_attempts + 1) // 2
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_bool(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("a bool is no value of it")
+        return value
+
     @field_validator(*_WITH_NONE, mode="before")
     @classmethod
     def _read_none(cls, value: object) -> object:

@@ -25,6 +25,7 @@ from affinity.errors import DatabaseChanged, NotSerializable, OrchestrationUnrea
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import decode_event
 from affinity.provider.contract import HistoryCursor, HistoryPage
+from affinity.tasks import call_without_task
 from affinity.worker.retry import is_retryable
 
 ROUND: Final = 200
@@ -142,7 +143,7 @@ class Replays:
 
     def _finish(self, replay: Replay) -> None:
         try:
-            replay.execution.end_replay()
+            call_without_task(replay.execution.end_replay)
         except Exception as error:
             self._end(replay, error)
         else:
@@ -170,4 +171,4 @@ def _take_events(replay: Replay, texts: Sequence[str]) -> None:
             events.append(decode_event(text))
         except NotSerializable as error:
             raise OrchestrationUnreadable(f"event {replay.events} cannot be read: {error}") from error
-    replay.execution.replay_page(events)
+    call_without_task(replay.execution.replay_page, events)

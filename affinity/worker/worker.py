@@ -46,6 +46,7 @@ from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, Worke
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
+from affinity.user_code import refuse_in_orchestration
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
@@ -92,6 +93,7 @@ class Worker(AsyncBlock):
         listeners: Iterable[SessionListener] = (),
         migrate: bool = True,
     ) -> None:
+        refuse_in_orchestration("a Worker")
         self.options: RuntimeOptions = options or RuntimeOptions.from_environment()
         self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
         self.metrics: Metrics = Metrics(self.identity.worker_id, app)

@@ -28,7 +28,7 @@ async def double(ctx: ActivityContext, n: int) -> int:
 async def refused_timer(ctx: Any) -> None:
     deadline = ctx.schedule_timer(100)
     await ctx.schedule_activity("work")
-    assert deadline
+    assert deadline is not None
 
 
 async def cancelled_timer(ctx: Any) -> None:
@@ -53,7 +53,7 @@ async def cancelled_when_it_has_fired(ctx: Any) -> None:
 async def refused_race(ctx: Any) -> None:
     race = ctx.select(ctx.schedule_timer(100), ctx.schedule_wait("never"))
     await ctx.schedule_activity("work")
-    assert race
+    assert race is not None
 
 
 async def cancelled_race(ctx: Any) -> None:
@@ -214,7 +214,7 @@ TABLE: list[tuple[str, Code, Code]] = [
 
 
 async def _discard(future: object) -> None:
-    assert future
+    assert future is not None
 
 
 async def _pass(ctx: Any, value: Awaitable[Any]) -> None:

@@ -206,7 +206,11 @@ def test_unannotated_takes_whatever_json_can_carry() -> None:
         ...
 
     definition = activity(loose)
-    assert definition.encode_input(Message(text="hi", n=1)) == '{"text":"hi","n":1}'
+    assert definition.encode_input({"text": "hi", "n": 1}) == '{"text":"hi","n":1}'
+    with pytest.raises(NotSerializable, match="would be read as a dict, not a Message: annotate it"):
+        definition.encode_input(Message(text="hi", n=1))
+    with pytest.raises(NotSerializable, match="result of activity 'loose' has no annotation"):
+        definition.encode_result(Message(text="hi", n=1))
     assert definition.arguments('{"a":[1]}') == ({"a": [1]},)
     for value in (object(), {"x": object()}, b"\xff", "\ud800"):
         with pytest.raises(NotSerializable, match="result of activity 'loose'"):
@@ -348,7 +352,9 @@ def test_a_digest_tells_functions_apart_and_is_the_same_in_each_process() -> Non
     assert digest_of(make(1, Any)) != digest_of(two)
     app = App("digests")
     app.activity(name="a")(two)
-    app.orchestration(name="o", version="2")(make(1, int))
+    made = make(1, int)
+    made.__annotations__["ctx"] = OrchestrationContext
+    app.orchestration(name="o", version="2")(made)
     registered = app.registered()
     assert {kind: list(names) for kind, names in registered.items()} == {
         "orchestrations": ["o@2"],
