@@ -469,6 +469,8 @@ def check_text(value: object, what: str) -> str:
     """
     if not isinstance(value, str):
         raise InvalidId(f"{what} must be a string, not {type(value).__name__}")
+    if value.isprintable():  # most texts are: without a look at each character
+        return value
     if bad := next((c for c in value if c == "\x00" or unicodedata.category(c) == "Cs"), None):
         raise InvalidId(f"{what} holds the character U+{ord(bad):04X}, which no store can keep")
     return value

@@ -39,7 +39,7 @@ from affinity.journal import (
     PendingWork,
     RequestFilter,
 )
-from affinity.limits import MAX_PAGE, PRUNE_EVENTS
+from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
@@ -64,7 +64,10 @@ class _KnownJournal:
 
 
 class Journals:
-    """Appends to journals and reads them, for one client. For the event loop on which it is made."""
+    """Appends to journals and reads them, for one client. For the event loop on which it is made.
+
+    An id that no store can keep is refused with `InvalidId`.
+    """
 
     def __init__(self, provider: JournalProvider, hints: HintSender) -> None:
         self._provider = provider
@@ -98,6 +101,8 @@ class Journals:
         """Append an input, and notify the worker of its instance. The entry has an event id, so that it may be repeated
         after a lost reply; see `Batcher.submit` for what the future raises.
         """
+        entry = append.entry
+        _check(append.session_id, append.kind, *(() if entry is None else (entry.kind, entry.event_id, entry.wake_id)))
         return self._appends.submit(append)
 
     def new_event_id(self) -> str:
@@ -110,10 +115,12 @@ class Journals:
 
     def read(self, query: JournalQuery) -> asyncio.Future[JournalPage | None]:
         """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
+        _check(query.session_id, query.wake_id, query.event_id, *query.kinds)
         return self._reads.submit(query)
 
     def changes(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
         """Waits for changes of a journal from now on; see `Changes.of`."""
+        _check(session_id)
         return self._changes.of(session_id, only_wakes=only_wakes)
 
     async def all_changes(self) -> AllChanges:
@@ -159,11 +166,13 @@ class Journals:
 
     async def pending(self, session_id: str) -> PendingWork | None:
         """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""
+        _check(session_id)
         (work,) = await self._retry(partial(self._provider.get_pending, [session_id], limit=0))
         return work
 
     async def create(self, creation: JournalCreation) -> CreationResult:
         """See `JournalProvider.create_journals`."""
+        _check(creation.session_id, creation.kind, creation.operator, creation.home, *creation.parents)
         (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
         if result.outcome == "created":
             self._hints.notify_all()
@@ -172,16 +181,19 @@ class Journals:
 
     async def describe(self, session_id: str, kind: str, changes: Description) -> bool:
         """See `JournalProvider.describe_journal`."""
+        _check(session_id, kind, changes)
         found = await self._retry(partial(self._provider.describe_journal, session_id, kind, changes))
         self._notify({session_id: True})
         return found
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
         """See `JournalProvider.get_lineage`."""
+        _check(session_id)
         return await self._retry(partial(self._provider.get_lineage, session_id))
 
     async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
         """The epochs of those of these sessions that a worker holds."""
+        _check(*session_ids)
         rows = await self._retry(partial(self._provider.list_sessions, list(session_ids)))
         return {row.session_id: row.epoch for row in rows if row.held}
 
@@ -189,11 +201,13 @@ class Journals:
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
     ) -> Sequence[JournalWake]:
         """See `JournalProvider.get_wakes`."""
+        _check(session_id)
         get = self._provider.get_wakes
         return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
     async def delete(self, session_ids: Sequence[str]) -> Sequence[bool]:
         """See `JournalProvider.delete_journal`."""
+        _check(*session_ids)
         deleted = await self._retry(partial(self._provider.delete_journal, session_ids), idempotent=False)
         self._notify(dict.fromkeys(session_ids, True))
         return deleted
@@ -260,6 +274,11 @@ class Journals:
                     await self._provider.notify_journals(session_ids, only_inputs=only_inputs)
             except ProviderError as error:
                 logger.debug("a change of a journal was not announced: %s", error)
+
+
+def _check(*texts: object) -> None:
+    for text in texts:
+        check_condition(text, "what names a journal or an entry")
 
 
 def _size_of_append(append: JournalAppend) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from affinity.errors import SessionWriteConflict
+from affinity.limits import check_condition, check_text
 from affinity.records import (
     ChildCursor,
     RecordTimes,
@@ -240,7 +241,8 @@ class RetryingCall(Protocol):
 
 class RetryingStore:
     """A store that repeats calls: ``reading`` may do so after any transient failure, ``writing`` only after one that
-    changed nothing. A save with an idempotency key is repeated as reading is.
+    changed nothing. A save with an idempotency key is repeated as reading is. A text that no store can keep is refused
+    with `InvalidId` before a store has it.
     """
 
     def __init__(
@@ -262,14 +264,16 @@ class RetryingStore:
         return database_of(self._store)
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        return await self._reading(partial(self._store.load, session_id))
+        return await self._reading(partial(self._store.load, check_text(session_id, "session id")))
 
     async def save(self, new: SessionState, **options: Any) -> int:
+        check_condition(options, "an option")
         # The store recognises the key of a write that it has done, so this may be repeated after a lost reply.
         call = self._writing if options.get("idempotency_key") is None else self._reading
         return await call(partial(self._store.save, new, **options))
 
     async def delete(self, session_ids: Collection[str], **options: Any) -> Sequence[str]:
+        check_condition((session_ids, options), "session id")
         # Repeated after a lost reply, it would not return what it has removed.
         return await self._writing(partial(self._store.delete, session_ids, **options))
 
@@ -282,18 +286,26 @@ class RetryingStore:
     async def children(
         self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = None
     ) -> Sequence[SessionSummary]:
+        check_condition((session_ids, after), "session id")
         return await self._reading(partial(self._store.children, session_ids, limit, after=after))
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
-        return await self._reading(partial(self._store.ancestors, session_id, limit))
+        return await self._reading(partial(self._store.ancestors, check_text(session_id, "session id"), limit))
 
 
 class RetryingResources:
-    """A `ResourceStore` that repeats calls: each of them may be repeated after a lost reply."""
+    """A `ResourceStore` that repeats calls: each of them may be repeated after a lost reply. Texts are checked as by
+    `RetryingStore`.
+    """
 
     def __init__(self, store: ResourceStore, call: RetryingCall) -> None:
         self._store, self._call = store, call
 
     def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
         call = getattr(self._store, verb)
-        return lambda *args, **named: self._call(partial(call, *args, **named))
+
+        async def checked(*args: Any, **named: Any) -> Any:
+            check_condition((args, named), "what describes a resource")
+            return await self._call(partial(call, *args, **named))
+
+        return checked

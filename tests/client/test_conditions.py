@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from affinity import Client
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.conversation.reading import Kinds
-from affinity.errors import InvalidInput
+from affinity.errors import InvalidId, InvalidInput
+from affinity.journal import JournalQuery
 from affinity.limits import several as texts_of
+from affinity.testing.conformance.providers.builders import state
+from affinity.testing.conformance.providers.journal_driver import new_input
 from tests.support.console_app import chats
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +80,45 @@ async def test_what_does_not_exist_is_refused(
         with pytest.raises(InvalidInput) as error:
             await LISTINGS[listing](client, **where)
         assert message in str(error.value)
+
+
+RAW: dict[str, Callable[[Client, str], Awaitable[object]]] = {
+    "load": lambda client, text: client.session_store.load(text),
+    "save": lambda client, text: client.session_store.save(state("s"), generation=text),
+    "save once": lambda client, text: client.session_store.save(state("s"), idempotency_key=text),
+    "delete": lambda client, text: client.session_store.delete(["s", text]),
+    "delete a version": lambda client, text: client.session_store.delete(["s"], generations={"s": text}),
+    "children": lambda client, text: client.session_store.children([text], 1),
+    "children after": lambda client, text: client.session_store.children(
+        ["s"], 1, after=(text, datetime.now(UTC), "s")
+    ),
+    "ancestors": lambda client, text: client.session_store.ancestors(text, 1),
+    "append": lambda client, text: client.journals.append(new_input(text)),
+    "append of a kind": lambda client, text: client.journals.append(new_input("s", entry_kind=text)),
+    "append an event": lambda client, text: client.journals.append(new_input("s", event_id=text)),
+    "read": lambda client, text: client.journals.read(JournalQuery(session_id=text)),
+    "read a kind": lambda client, text: client.journals.read(JournalQuery(session_id="s", kinds=[text])),
+    "read a wake": lambda client, text: client.journals.read(JournalQuery(session_id="s", wake_id=text)),
+    "read an event": lambda client, text: client.journals.read(JournalQuery(session_id="s", event_id=text)),
+    "pending": lambda client, text: client.journals.pending(text),
+    "lineage": lambda client, text: client.journals.lineage(text),
+    "wakes": lambda client, text: client.journals.wakes(text),
+    "describe": lambda client, text: client.journals.describe(text, "chat", {}),
+    "describe a kind": lambda client, text: client.journals.describe("s", text, {}),
+    "describe a title": lambda client, text: client.journals.describe("s", "chat", {"title": text}),
+    "epochs": lambda client, text: client.journals.held_epochs([text]),
+    "delete a journal": lambda client, text: client.journals.delete([text]),
+}
+
+
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800"])
+@pytest.mark.parametrize("call", RAW)
+async def test_a_text_that_no_store_keeps_is_refused_before_it(sqlite_url: str, call: str, text: str) -> None:
+    """By the calls for the layers above too: SQLite would take some, and PostgreSQL refuse the data."""
+    async with Client(sqlite_url) as client:
+        with pytest.raises(InvalidId, match="no store can keep"):
+            await RAW[call](client, text)
+        assert await client.session_store.load("s") is None
 
 
 async def test_kinds_of_entries_are_one_or_several(sqlite_url: str) -> None:

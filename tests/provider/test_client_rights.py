@@ -482,6 +482,24 @@ async def test_a_client_says_what_a_client_may_say(url: str, name: str) -> None:
             assert said == function.allowed & function.tries.keys(), function.call
 
 
+@pytest.mark.parametrize("text", ["[1]", '"hi"', "1", "null", None])
+async def test_a_payload_that_is_no_object_is_named_so(url: str, text: str | None) -> None:
+    """Not as a message of another execution, or as an entry of wakes."""
+    append = "client_append_journals('{talk}', '{support}', ARRAY[%s], ARRAY[%s], '{e}', ARRAY[%s], '{NULL}', '{10}')"
+    calls: Sequence[tuple[LiteralString, Sequence[object]]] = (
+        ("client_send_messages('{i}', '{g}', ARRAY[%s], '{NULL}', '{NULL}')", [text]),
+        ("client_create_instances('{n}', '{g}', '{flow}', '{NULL}', ARRAY[%s], '{0}', '{NULL}')", [text]),
+        ("client_append_input('talk', 'support', 'user.message', %s, 'e', '{}', 10)", [text]),
+        (append, ["user.message", text, True]),
+        (append, ["conversation.status_changed", text, False]),
+    )
+    with _as(url, CLIENT) as client:
+        for call, params in calls:
+            with pytest.raises(InsufficientPrivilege, match="no JSON object"):
+                client.execute(sql.SQL("SELECT ") + sql.SQL(call), params)
+            client.rollback()
+
+
 async def test_other_roles_say_nothing(url: str) -> None:
     """A reader and an autoscaler may call none of these functions, but for the timeline."""
     for role, allowed in ((READER, {"read_timeline"}), (SCALER, set[str]())):

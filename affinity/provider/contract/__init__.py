@@ -91,7 +91,8 @@ Easy to get wrong
       the item, or after it.
     * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a
       fraction of a second, so that its caller can do the rest of the batch; within `BRIEFLY` almost immediately. A
-      renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold.
+      renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold. No verb can hold a
+      row, so a provider asserts this by tests of its own.
     * Hints with a call. ``append_journal`` and ``commit_turn`` send hints after their transaction; a failed hint is no
       error.
     * Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts

@@ -52,7 +52,9 @@ CREATE FUNCTION read_client_message(_payload text) RETURNS jsonb LANGUAGE plpgsq
 DECLARE
     message jsonb := read_client_json(_payload);
 BEGIN
-    IF NOT has_fields(message, '{"execution": "number", "event": "object"}') OR message ->> 'execution' IS DISTINCT FROM '0' THEN
+    IF jsonb_typeof(message) IS DISTINCT FROM 'object' THEN
+        PERFORM deny_client('send a message that is no JSON object with an execution and an event');
+    ELSIF NOT has_fields(message, '{"execution": "number", "event": "object"}') OR message ->> 'execution' IS DISTINCT FROM '0' THEN
         PERFORM deny_client('send a message that is not to the current execution, or has more than an event');
     END IF;
     RETURN message -> 'event';
@@ -222,7 +224,9 @@ BEGIN
         END IF;
         RETURN;
     END IF;
-    IF is_kind_of_wakes(_kind) IS NOT FALSE OR octet_length(_kind) > 64 OR jsonb_typeof(document) <> 'object'
+    IF jsonb_typeof(document) IS DISTINCT FROM 'object' THEN
+        PERFORM deny_client('append an entry that is no JSON object');
+    ELSIF is_kind_of_wakes(_kind) IS NOT FALSE OR octet_length(_kind) > 64
        OR document ? 'kind' AND document ->> 'kind' IS DISTINCT FROM _kind THEN
         PERFORM deny_client('append an entry that only wakes write');
     ELSIF document ? '_' AND NOT has_fields(document -> '_', '{"trace": "string"}') THEN
@@ -258,7 +262,9 @@ BEGIN
     FOR k IN 1 .. cardinality(_session) LOOP
         is_plain := false;
         IF _input[k] IS NOT TRUE THEN
-            IF NOT has_fields(read_client_json(_entry[k]), '{"kind": "string", "status": "string", "reason": "string",
+            IF jsonb_typeof(read_client_json(_entry[k])) IS DISTINCT FROM 'object' THEN
+                PERFORM deny_client('append an entry that is no JSON object');
+            ELSIF NOT has_fields(read_client_json(_entry[k]), '{"kind": "string", "status": "string", "reason": "string",
                     "retry_after": "null"}')
                OR (_entry_kind[k] = 'conversation.status_changed' AND _answer[k] IS NULL
                    AND CASE read_client_json(_entry[k]) ->> 'status'
