@@ -39,6 +39,7 @@
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
+    │   ├── NotRegistered              no live worker has code for a name that is to be started
     │   ├── UnknownSchedule
     │   ├── ScheduleExists             create of a schedule whose name is taken
     │   ├── ScheduleDeclared           update or delete of a schedule that code declares: change the code
@@ -419,6 +420,10 @@ class InstanceExists(ClientError):
 
 class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
+
+
+class NotRegistered(ClientError):
+    """Live workers have no code for a name that is to be started. Nothing was started."""
 
 
 class UnknownSchedule(ClientError):

@@ -18,6 +18,12 @@ _SHOWN_BITS: Final = 128
 MAX_ID_BYTES: Final = 256
 """UTF-8 bytes of an instance, session, worker id or a registered name: fits an index row with room for two of them."""
 
+MAX_SCHEMA_BYTES: Final = 16 * 1024
+"""UTF-8 bytes of the JSON Schema of an input or event that a worker registers: a larger one is left out."""
+
+MAX_SCHEMAS_BYTES: Final = 256 * 1024
+"""UTF-8 bytes of all schemas that a worker registers: they are in its row. Those that do not fit are left out."""
+
 MAX_TAG_BYTES: Final = 64
 """UTF-8 bytes of a tag: it is part of a route, which is in an index."""
 

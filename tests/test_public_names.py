@@ -25,7 +25,7 @@ NOT_PUBLIC: Final = {
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "AuditConditions": "the keyword arguments of a call",
-    "ClientBase": "of a constructor that only `Client` calls",
+    "RegisteredCalls": "of a constructor that only `Client` calls",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationConditions": "the keyword arguments of a call",
     "ConversationKind": "of a constructor that only `Conversations` calls",

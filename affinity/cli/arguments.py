@@ -111,3 +111,6 @@ def labels_of(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     if len(labels) < len(set(given)):
         raise click.UsageError("there is one label of a key; give --label once for each")
     return labels
+
+
+FORCE: Final = click.option("--force", is_flag=True, help="Even if no live worker has code for it, or takes the value.")

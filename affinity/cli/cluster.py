@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import click
@@ -30,7 +30,8 @@ def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """Show the workers, also recently ended ones: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
 
-    Below them the names under which live workers have different code, as during a rollout.
+    Below them the names under which live workers have functions of different modules, as two apps with one name have:
+    these workers have the mark `*` behind their state.
 
     With --desired, what an autoscaler asks for: sessions that are held, sessions that have work and wait for a holder,
     how many of them one worker may hold, and how many workers that makes.
@@ -49,29 +50,39 @@ def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
         shell.show(demand, lambda: pairs(demand.items()))
         return
     found = with_client(shell, lambda client: client.workers())
-    shell.show(found, partial(_show_workers, found))
+    shell.show(_documents(found), partial(_show_workers, found))
 
 
 async def _watch_workers(shell: Shell, client: Client) -> None:
     while True:
         found = await client.workers()
         if shell.as_json:
-            click.echo(compact(found))
+            click.echo(compact(_documents(found)))
         else:
             click.clear()  # nothing where there is no terminal
             _show_workers(found)
         await anyio.sleep(WATCH_SECONDS)
 
 
+def _documents(found: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    """The workers, each with the names for which others have other code."""
+    differing = differences(found)
+    return [
+        {**asdict(one), "other_code": [each.what for each in differing if one.worker_id in each.worker_ids]}
+        for one in found
+    ]
+
+
 def _show_workers(found: Sequence[WorkerInfo]) -> None:
     differing = differences(found)
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "TAGS", "LABELS")
-    table(columns, map(_worker_row, found), empty="no workers")
+    marked = {worker_id for one in differing for worker_id in one.worker_ids}
+    table(columns, (_worker_row(one, is_marked=one.worker_id in marked) for one in found), empty="no workers")
     for one in differing:
-        click.echo(f"other code for {one.what}: {', '.join(one.worker_ids)}")
+        click.echo(f"* other code for {one.what}: {', '.join(one.worker_ids)}")
 
 
-def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
+def _worker_row(worker: WorkerInfo, *, is_marked: bool) -> tuple[object, ...]:
     marks = {
         "dead": not worker.alive,
         "restarting": worker.restarting,
@@ -85,7 +96,7 @@ def _worker_row(worker: WorkerInfo) -> tuple[object, ...]:
     labels = " ".join(f"{name}={value}" for name, value in worker.labels.items())
     return (
         worker.worker_id,
-        state,
+        f"{state} *" if is_marked else state,
         worker.sessions,
         seconds(worker.expires_in) if worker.alive else None,
         worker.started_at,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 130
+FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, UNSERVED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
 
 SIGNALLED: Final = 128
 """Plus the number of the signal: the exit code of a process that a signal ended, as shells report it."""

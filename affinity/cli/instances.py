@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, get_args
 import anyio
 import click
 
-from affinity.cli.arguments import DURATION, JSON
+from affinity.cli.arguments import DURATION, FORCE, JSON
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
@@ -41,6 +41,7 @@ _Removed: TypeAlias = dict[str, int]
     default="return",
     help="With --id, when that instance has ended: leave it; restart it; fail  [default: return]",
 )
+@FORCE
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
 def start(
@@ -52,6 +53,7 @@ def start(
     version: str | None,
     session_id: str | None,
     if_ended: IfEnded,
+    force: bool,
     waits: bool,
     timeout: float | None,
 ) -> None:
@@ -59,6 +61,9 @@ def start(
 
     When --id names an instance of the same orchestration, nothing is started and the exit code is 0 too, unless it has
     ended and --if-ended says otherwise. An SQLite database that does not exist yet is created.
+
+    Exit code 7 when workers are alive and none has code for NAME, 2 when none takes such an input; --force starts it
+    all the same.
 
     Examples:
       affinity start conversation
@@ -70,7 +75,9 @@ def start(
         raise click.UsageError("--timeout is only meaningful with --wait")
 
     async def run(client: Client) -> None:
-        options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended}
+        if not force:
+            await client.check_registered(name, version=version)
+        options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended, "force": force}
         handle = await client.start(name, value, instance_id=instance_id, **options)
         if handle.outcome in _PRESENT:
             click.echo(f"instance {handle.instance_id!r} was there already{_PRESENT[handle.outcome]}", err=True)
@@ -90,14 +97,18 @@ def start(
 @click.argument("event")
 @click.option("--data", type=JSON, default=None, help="What it carries: JSON text, @FILE, or - for stdin.")
 @click.option("--key", help="Of the events with one key the instance gets one: the command may be repeated.")
-def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str | None) -> None:
+@FORCE
+def raise_event(shell: Shell, *, instance_id: str, event: str, data: Any, key: str | None, force: bool) -> None:
     """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
+
+    Exit code 2 when the orchestration waits for other data, as far as workers know its type; --force sends it all the
+    same.
 
     Examples:
       affinity raise chat-17 user_message --data '{"text": "hello"}'
       affinity raise chat-17 user_message --data '{"text": "hello"}' --key m-17
     """
-    with_client(shell, lambda client: client.raise_event(instance_id, event, data, idempotency_key=key))
+    with_client(shell, lambda client: client.raise_event(instance_id, event, data, idempotency_key=key, force=force))
     shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
 
 
@@ -108,6 +119,7 @@ def raise_event(shell: Shell, instance_id: str, event: str, data: Any, key: str 
 @click.option("--key", help="The same key again gives the same reply  [default: random]")
 @click.option("--start", "name", help="Start this orchestration if there is no instance ID.")
 @click.option("--input", "value", type=JSON, default=None, help="With --start: its input, as --data.")
+@FORCE
 @click.option("--timeout", type=float, help="Seconds to wait  [default: forever]")
 def ask(
     shell: Shell,
@@ -118,12 +130,13 @@ def ask(
     key: str | None,
     name: str | None,
     value: Any,
+    force: bool,
     timeout: float | None,
 ) -> None:
     """Send the event EVENT to the instance ID, and print the reply of its orchestration as JSON.
 
     Exit code 1 when the instance ends without a reply, 4 when the time runs out; with --key the command may then be
-    repeated.
+    repeated. 2 and 7 as for `raise` and `start`.
 
     Examples:
       affinity ask chat-17 user_message --data '{"text": "hello"}' --key m-17 --timeout 60
@@ -133,9 +146,13 @@ def ask(
         raise click.UsageError("--input is only meaningful with --start")
     sent: EventValue[Any] = Event(event)(data)
     start = None if name is None else (name, value)
-    reply = with_client(
-        shell, lambda client: client.ask(instance_id, sent, idempotency_key=key, start=start, timeout=timeout)
-    )
+
+    async def run(client: Client) -> Any:
+        if name is not None and not force:
+            await client.check_registered(name)
+        return await client.ask(instance_id, sent, idempotency_key=key, start=start, timeout=timeout, force=force)
+
+    reply = with_client(shell, run)
     shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 
 

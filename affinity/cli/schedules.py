@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from affinity.cli.arguments import DURATION, INSTANT, JSON, Parsed
+from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, Parsed
 from affinity.cli.help import HelpGroup
 from affinity.cli.output import clock, counted, pairs, relative, table
 from affinity.cli.shell import PageOptions, Shell, command, confirm, paged, with_client
@@ -174,6 +174,7 @@ def _timing(function: Callable[..., R]) -> Callable[..., R]:
 @click.option("--event", metavar="EVENT", help="Send this event to an instance, whose id is in place of ORCHESTRATION.")
 @click.option("--version", help="Version of the orchestration  [default: the latest]")
 @click.option("--session", "session_id", help="Session that the instances work for, as logs and listings show it.")
+@FORCE
 @_timing
 def create(
     shell: Shell,
@@ -183,12 +184,15 @@ def create(
     value: Any,
     due_as: str | None,
     event: str | None,
+    force: bool,
     options: dict[str, Any],
     **given: str | None,
 ) -> None:
     """Create the schedule NAME, which starts ORCHESTRATION at each of its ticks, with one of --cron, --every and --at.
 
-    Without --input, the input is the due time of the tick, in ISO 8601. Exit code 6 when there is a schedule NAME.
+    Without --input, the input is the due time of the tick, in ISO 8601. Exit code 6 when there is a schedule NAME. Exit
+    code 7 when workers are alive and none has code for ORCHESTRATION, 2 when none takes such an input; --force creates
+    it all the same.
 
     Examples:
       affinity schedules create nightly summary --cron '0 3 * * *' --zone Europe/Berlin
@@ -203,7 +207,13 @@ def create(
         target = orchestration
         if value is not None:
             more["input"] = value
-    _show(shell, with_client(shell, lambda client: client.schedules.create(name, target, **options, **more)))
+
+    async def run(client: Client) -> Schedule:
+        if event is None and not force:
+            await client.check_registered(orchestration, version=given["version"])
+        return await client.schedules.create(name, target, force=force, **options, **more)
+
+    _show(shell, with_client(shell, run))
 
 
 @command(short_help="Change when a schedule is due.")

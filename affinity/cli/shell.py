@@ -16,7 +16,7 @@ import click
 from pydantic_core import to_json
 
 from affinity import errors
-from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, Command, HelpGroup
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, UNSERVED, Command, HelpGroup
 from affinity.cli.output import printable
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
@@ -57,6 +57,7 @@ _CODES: Final[Mapping[type[AffinityError], int]] = {
     errors.UnknownWorker: UNKNOWN,
     errors.SessionNotFound: UNKNOWN,
     errors.SessionAmbiguous: UNKNOWN,
+    errors.NotRegistered: UNSERVED,
     errors.NoReply: FAILED,
     errors.WakeFailed: FAILED,
     errors.ClientError: REFUSED,

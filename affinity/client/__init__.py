@@ -7,6 +7,7 @@ from affinity.client.audit import AuditPage
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
+from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, Start, StartOutcome
 from affinity.client.resets import ResetPreview
 from affinity.client.schedules import Schedule, Schedules, ScheduleState
@@ -48,6 +49,7 @@ __all__ = [
     "Page",
     "PrunedInstances",
     "Quotas",
+    "RegisteredFunction",
     "RequestChange",
     "RequestFeed",
     "RequestPage",

@@ -22,11 +22,13 @@ from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.inbox import RequestCalls
+from affinity.client.registered import RegisteredCalls
 from affinity.client.requests import (
     IfEnded,
     Orchestration,
     Start,
     StartOutcome,
+    encoded_input,
     name_of,
     new_cancellation,
     new_event,
@@ -73,9 +75,10 @@ class StartOptions(TypedDict, total=False):
     version: str | None
     session_id: str | None
     if_ended: IfEnded
+    force: bool
 
 
-class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
+class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, AuditCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::
@@ -130,6 +133,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         version: str | None = None,
         session_id: str | None = None,
         if_ended: IfEnded = "return",
+        force: bool = False,
     ) -> Handle[Any]:
         """Start an instance; for the id of an instance of the same orchestration, return that one. The handle says
         which (`Handle.outcome`).
@@ -147,6 +151,9 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
                 version and session, in one transaction; of calls that race, one restarts it. The history of the former
                 generation stays readable as an earlier execution, and is kept as long as one. No activity, event,
                 key or child of the former generation reaches the new one, which has no parent.
+            force: by name, also with an input that the code of no live worker takes.
+
+        A name that no live worker has code for is started too, with one warning in the log.
 
         Raises:
             InstanceExists: the id belongs to an instance of another orchestration, ended or not.
@@ -155,12 +162,13 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             InvalidInput: an id or the input is refused; the subclass is the reason.
             OrchestrationMisuse: an input is missing, or too much.
         """
-        (handle,) = await self.start_many([Start(orchestration, input, instance_id, version, session_id, if_ended)])
+        start = Start(orchestration, input, instance_id, version, session_id, if_ended)
+        (handle,) = await self.start_many([start], force=force)
         return handle
 
     @action("start", "instance")
-    async def start_many(self, starts: Iterable[Start]) -> Sequence[Handle[Any]]:
-        """Start instances in few round trips; each as by `start`, none when the form of one is refused.
+    async def start_many(self, starts: Iterable[Start], *, force: bool = False) -> Sequence[Handle[Any]]:
+        """Start instances in few round trips; each as by `start`, none when the form or the input of one is refused.
 
         Raises:
             InstanceExists: ids belong to instances of other orchestrations; all others have been started.
@@ -172,6 +180,9 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             pending = [PendingStart(new_instance(start), start.if_ended) for start in wanted]
             if len(pending) == 1:
                 span.set({INSTANCE_ATTRIBUTE: pending[0].new.instance_id})
+            for start in () if force else wanted:
+                if isinstance(start.orchestration, str):
+                    await self._check_start(start.orchestration, start.version, encoded_input(start))
             await self._settle_starts(pending)
         if (refusal := refusal_of(pending)) is not None:
             raise refusal
@@ -240,7 +251,13 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
 
     @action("raise", "instance", "instance_id", "name")
     async def raise_event(
-        self, instance_id: str, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
+        self,
+        instance_id: str,
+        name: str | EventValue[Any],
+        data: Any = None,
+        *,
+        idempotency_key: str | None = None,
+        force: bool = False,
     ) -> None:
         """Send an instance an event; it is buffered until the orchestration waits for one of that name.
 
@@ -251,6 +268,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             idempotency_key: of the events with one key the instance gets the first: sent again, nothing happens, also
                 once it has ended. A key is kept as long as the instance, or, with the worker option
                 ``history_retention``, at least for that time.
+            force: by name, also with data that the orchestration does not wait for, as far as workers know its type.
 
         Raises:
             UnknownInstance, InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
@@ -258,7 +276,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             ConnectionLost: it may or may not have been sent; to send it again may deliver it twice, unless it has a
                 key.
         """
-        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data, idempotency_key)])
+        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data, idempotency_key)], force=force)
         await self._check_delivery(instance_id, delivery)
 
     async def _check_delivery(self, instance_id: str, delivery: Delivery) -> None:
@@ -274,6 +292,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         idempotency_key: str | None = None,
         start: Start | tuple[Orchestration, Any] | Orchestration | None = None,
         timeout: float | None = None,
+        force: bool = False,
     ) -> R:
         """Send an instance an event, and wait for the reply to it (`ReceivedEvent.reply`). After a failover it is sent
         again, under its key: the database may have lost it.
@@ -291,6 +310,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
                 or a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
             timeout: seconds; None: forever.
+            force: as for `raise_event` and `start`.
 
         Raises:
             NoReply: the instance has ended without a reply.
@@ -311,6 +331,8 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         with client_span("ask", event.event.name) as span, anyio.move_on_after(timeout):
             span.set({INSTANCE_ATTRIBUTE: instance_id})
             message = new_event(ExternalEvent(instance_id, event, idempotency_key=key), asked=True)
+            if not force:
+                await self._check_events([ExternalEvent(instance_id, event)])
             async with self.journals.changes(instance_id) as change:
                 reply = None
                 while reply is None:
@@ -318,7 +340,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
                     if wanted is not None:
                         state = await self._replies.look_up(asked, name=name)
                         if state is None or (state.status in FINISHED and not state.is_known):
-                            await self.start_many([wanted])
+                            await self.start_many([wanted], force=force)
                     delivery = await self._replies.send(message)
                     await self._check_delivery(instance_id, delivery)
                     if delivery == "delivered":
@@ -328,7 +350,7 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
         raise await self.wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
 
     @action("raise", "instance")
-    async def raise_events(self, events: Iterable[ExternalEvent]) -> Sequence[Delivery]:
+    async def raise_events(self, events: Iterable[ExternalEvent], *, force: bool = False) -> Sequence[Delivery]:
         """Send events in few round trips, in order.
 
         Returns:
@@ -344,6 +366,8 @@ class Client(Administration, ConversationCalls, RequestCalls, AuditCalls):
             messages = [new_event(event) for event in wanted]
             if len(messages) == 1:
                 span.set({INSTANCE_ATTRIBUTE: messages[0].instance_id})
+            if not force:
+                await self._check_events(wanted)
             parts = batches(messages, lambda each: len(each.payload))
             return [delivery for batch in parts for delivery in await self._send(batch)]
 

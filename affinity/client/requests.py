@@ -120,10 +120,18 @@ def name_of(orchestration: Orchestration) -> str:
     return orchestration if isinstance(orchestration, str) else getattr(definition_of(orchestration), "name", "")
 
 
+def encoded_input(start: Start) -> str:
+    """The input of a start by name, as JSON: null for none.
+
+    Raises:
+        NotSerializable, PayloadTooLarge: it is refused.
+    """
+    return _ANY_INPUT.encode(None if start.input is MISSING else start.input)
+
+
 def _name_and_input(start: Start) -> tuple[str, str]:
     if isinstance(start.orchestration, str):
-        value = None if start.input is MISSING else start.input
-        return check_code_name(start.orchestration, "orchestration name"), _ANY_INPUT.encode(value)
+        return check_code_name(start.orchestration, "orchestration name"), encoded_input(start)
     definition = _definition(start.orchestration)
     return definition.name, definition.encode_input(start.input)
 

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Final, Literal, TypeAlias, Unpack
 
 from affinity.audit import action
-from affinity.client.background import ClientBase
 from affinity.client.calls import batches, check_delivery, retry
+from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule
 from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_condition, check_text, several, truncate
@@ -79,7 +79,7 @@ class Schedules:
     A schedule that code declares (`affinity.App.schedule`) is changed in the code; it can be paused and triggered here.
     """
 
-    def __init__(self, client: ClientBase) -> None:
+    def __init__(self, client: RegisteredCalls) -> None:
         self._client = client
 
     @property
@@ -91,8 +91,11 @@ class Schedules:
         return self._client._database
 
     @action("create", "schedule", "name", "target")
-    async def create(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> Schedule:
-        """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`.
+    async def create(
+        self, name: str, target: Target, *, force: bool = False, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`;
+        ``force`` as of `Client.start`.
 
         Raises:
             ScheduleExists: the name is taken.
@@ -101,22 +104,33 @@ class Schedules:
         """
         spec = new_spec(target, options)
         row = new_row(check_name(name), spec, await self._now())
+        if not force:
+            await self._check_target(target, spec)
         if not await self._write(row):
             found = await self._find(name)
             if found is None or found.generation != row.generation:  # else by an earlier attempt, whose reply was lost
                 raise ScheduleExists(f"a schedule {name!r} is there already: update or delete it")
         return await self.show(name)
 
+    async def _check_target(self, target: Target, spec: ScheduleSpec) -> None:
+        """Check an orchestration that is given by name: see `Client.start`."""
+        if isinstance(target, str):
+            await self._client._check_start(target, spec.version, spec.input_at(await self._now()))
+
     @action("update", "schedule", "name", "target")
-    async def update(self, name: str, target: Target | None = None, **options: Unpack[ScheduleOptions]) -> Schedule:
+    async def update(
+        self, name: str, target: Target | None = None, *, force: bool = False, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
         """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
         other two. ``target`` replaces the target with its input. When the ticks change, a tick that was missed before
-        is not fired any more.
+        is not fired any more. ``force``: as for `create`.
 
         Raises:
             UnknownSchedule, ScheduleDeclared: nothing was changed.
             InvalidSchedule, InvalidInput: as for `create`.
         """
+        if isinstance(target, str) and not force:
+            await self._check_target(target, changed_spec(read_spec((await self._read(name)).spec), target, options))
 
         def change(row: ScheduleRow, now: datetime) -> ScheduleRow:
             _refuse_declared(row, "change")

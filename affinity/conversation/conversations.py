@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
@@ -273,6 +273,10 @@ class Conversations(Sessions[S]):
     def sources(self) -> Iterable[Callable[..., Any]]:
         """The handler; see `affinity.orchestration.app.HasFunctions`."""
         return [self.handler()]
+
+    def input_types(self) -> Mapping[str, Any]:
+        """The events of the application that clients may send; see `affinity.orchestration.app.HasInputTypes`."""
+        return self.spec.types.input_types()
 
     def _registered(self) -> App:
         app, spec, runner = App(self.kind), self.spec, WakeRunner(self)

@@ -570,6 +570,11 @@ class EventTypes:
         """The classes, by kind."""
         return self._types
 
+    def input_types(self) -> Mapping[str, type[JournalEvent]]:
+        """The classes of the application whose events are inputs, by kind."""
+        own = {kind: each for kind, each in self._types.items() if each not in BUILT_IN}
+        return {kind: each for kind, each in own.items() if not kind.startswith(_NO_INPUT)}
+
     def has(self, event: JournalEvent) -> bool:
         """Whether an event is of these kinds; an `UnknownEvent` is, unless its kind has a class."""
         known = self._types.get(getattr(event, "kind", ""))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from affinity.errors import ExplanationCode
-from affinity.provider.contract import WorkerInfo
+from affinity.provider.contract import RegisteredNames, WorkerInfo
 from affinity.records import frozen
 
 ORCHESTRATIONS: Final = "orchestrations"
@@ -25,18 +25,26 @@ class Difference:
 
 
 def differences(workers: Iterable[WorkerInfo]) -> list[Difference]:
-    """The names for which the digests of live workers differ."""
-    found: defaultdict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    """The names under which live workers have other functions: of another module or qualified name. In a rollout of one
+    app these are the same, and the signatures may differ; apps of different names differ by signatures too.
+    """
+    found: defaultdict[tuple[str, str], dict[str, tuple[str, str]]] = defaultdict(dict)
     for worker in workers:
         if worker.alive and not worker.restarting:
             for kind, names in worker.registered.items():
                 for name, digest in names.items():
-                    found[kind, name][worker.worker_id] = digest
+                    found[kind, name][worker.worker_id] = digest, worker.labels.get("app", "")
     return [
-        Difference(what=described(kind, name), worker_ids=sorted(digests))
-        for (kind, name), digests in sorted(found.items())
-        if len(set(digests.values())) > 1
+        Difference(what=described(kind, name), worker_ids=sorted(codes))
+        for (kind, name), codes in sorted(found.items())
+        if _differ(codes.values())
     ]
+
+
+def _differ(codes: Collection[tuple[str, str]]) -> bool:
+    """Whether digests (`affinity.orchestration.app.digest_of`) of functions, each with the name of its app, differ."""
+    is_one_app = len({app for _, app in codes}) == 1
+    return len({digest.partition(".")[0] if is_one_app else digest for digest, _ in codes}) > 1
 
 
 def described(kind: str, name: str) -> str:
@@ -54,5 +62,10 @@ def lacking(alive: Iterable[WorkerInfo], kind: str, name: str, tag: str | None) 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:
     """Whether the worker registered the name. The name of an orchestration without a version stands for any version."""
-    names = worker.registered.get(kind, {})
+    return is_registered(worker.registered, kind, name)
+
+
+def is_registered(registered: RegisteredNames, kind: str, name: str) -> bool:
+    """Whether the name is among these; see `has_code`."""
+    names = registered.get(kind, {})
     return name in names or (kind == ORCHESTRATIONS and any(each.partition("@")[0] == name for each in names))

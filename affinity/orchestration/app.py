@@ -12,8 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload, runtime_checkable
 
+from pydantic_core import to_json
+
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
-from affinity.limits import check_code_name
+from affinity.limits import MAX_SCHEMAS_BYTES, check_code_name
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import (
@@ -28,6 +30,7 @@ from affinity.orchestration.definitions import (
 )
 from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, new_spec
 from affinity.orchestration.schedules import check_name as check_schedule_name
+from affinity.orchestration.schemas import interface_of, schemas_of
 from affinity.records import Hydrate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -145,6 +148,15 @@ class HasFunctions(Protocol):
 
     def sources(self) -> Iterable[Callable[..., Any]]:
         """The application's functions that these call: their files distinguish one release from another."""
+        ...
+
+
+@runtime_checkable
+class HasInputTypes(Protocol):
+    """A listener with functions, to which clients send typed events."""
+
+    def input_types(self) -> Mapping[str, Any]:
+        """The types of the application's events that clients may send, by name."""
         ...
 
 
@@ -355,6 +367,26 @@ class App:
                 found.setdefault(one.noun, {})[one.kind] = digest_of(*one.sources())
         return found
 
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        """What the functions take (`affinity.orchestration.schemas.interface_of`), by the kinds and names of
+        `registered`; of activities and of the functions of layers above it is not shown. Workers store it. Without
+        those for which `limits.MAX_SCHEMAS_BYTES` leave no room.
+        """
+        layers = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
+        own = {key for one in layers for key in one.functions().orchestrations}
+        found: list[tuple[str, str, dict[str, Any]]] = [
+            ("orchestrations", key, interface_of(each)) for key, each in self._orchestrations.items() if key not in own
+        ]
+        typed = [one for one in layers if isinstance(one, HasInputTypes)]
+        found += [(one.noun, one.kind, {"events": schemas_of(one.input_types())}) for one in typed]
+        room = MAX_SCHEMAS_BYTES
+        fitting: dict[str, dict[str, Any]] = {}
+        for kind, name, interface in found:
+            room -= len(to_json(interface))
+            if room >= 0:
+                fitting.setdefault(kind, {})[name] = interface
+        return fitting
+
     def check(self) -> None:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.
 
@@ -381,7 +413,7 @@ class App:
         self._refuse_taken(self._orchestrations.get(definition.key), definition)
         self._orchestrations[definition.key] = definition
         latest = self._latest.get(definition.name)
-        if latest is None or _version_order(definition.version) > _version_order(latest.version):
+        if latest is None or version_order(definition.version) > version_order(latest.version):
             self._latest[definition.name] = definition
 
     def _refuse_taken(self, present: Definition | None, new: Definition) -> None:
@@ -397,18 +429,18 @@ def check_listeners(listeners: Iterable[SessionListener]) -> None:
 
 
 def digest_of(*functions: Callable[..., Any]) -> str:
-    """16 hex digits that stand for the module, the qualified name and the signature of functions: the same in each
-    process, for a change of the body too. Default values are left out: their texts can differ from process to process.
+    """Hex digits that stand for the modules and qualified names of functions, "." and others for their signatures: the
+    same in each process, for a change of the body too. Default values are left out: their texts can differ from process
+    to process.
     """
-    digest = sha256()
+    places, signatures = sha256(), sha256()
     for each in map(inspect.unwrap, functions):
         signature = inspect.signature(each)
         parameters = [one.replace(default=inspect.Parameter.empty) for one in signature.parameters.values()]
         shown = _ADDRESS.sub("", str(signature.replace(parameters=parameters)))
-        digest.update(
-            f"{_module_of(each)}\0{getattr(each, '__qualname__', type(each).__qualname__)}\0{shown}\0".encode()
-        )
-    return digest.hexdigest()[:16]
+        places.update(f"{_module_of(each)}\0{getattr(each, '__qualname__', type(each).__qualname__)}\0".encode())
+        signatures.update(f"{shown}\0".encode())
+    return f"{places.hexdigest()[:12]}.{signatures.hexdigest()[:8]}"
 
 
 def _module_of(function: Callable[..., Any]) -> str:
@@ -485,7 +517,8 @@ def _checked_name(name: object, what: str) -> str:
         raise InvalidApp(str(error)) from error
 
 
-def _version_order(version: str) -> tuple[Any, ...]:
+def version_order(version: str) -> tuple[Any, ...]:
+    """Sorts versions of one name: "1.10.0" is later than "1.9.0", and "2.0.0" later than "2.0.0-rc1"."""
     release, _, prerelease = version.partition("-")
     # A pre-release precedes its release; the text orders spellings of one version.
     return _numbers(release), not prerelease, _numbers(prerelease), version

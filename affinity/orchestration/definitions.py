@@ -75,6 +75,11 @@ class Definition:
         """
         return Codec(_annotation(self, "return"), f"result of {self.description}")
 
+    @property
+    def requires_input(self) -> bool:
+        """Whether it takes an input that has no default."""
+        return self._parameter is not None and self._parameter.default is inspect.Parameter.empty
+
     def encode_input(self, value: Any = MISSING) -> str:
         """Return an input as JSON text; without an input, the parameter's default.
 

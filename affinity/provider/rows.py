@@ -26,6 +26,7 @@ from affinity.provider.contract import (
     InstanceInfo,
     KeyState,
     NewWorkItem,
+    RegisteredCode,
     ScheduleRow,
     SessionInfo,
     SessionMove,
@@ -191,6 +192,11 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
     _, incarnation, alive, *_ = own
     parsed = [labels_of(labels), json.loads(registered), json.loads(tags)]
     return to_record(WorkerInfo, [*own, *parsed, alive and incarnation.startswith(LEFT)], time)
+
+
+def to_code(alive: object, registered: str, interfaces: str) -> RegisteredCode:
+    """What workers have code for."""
+    return RegisteredCode(alive=bool(alive), registered=json.loads(registered), interfaces=json.loads(interfaces))
 
 
 def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:

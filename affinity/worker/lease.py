@@ -353,6 +353,7 @@ def describe_worker(options: RuntimeOptions, app: App, code: str) -> WorkerProfi
         code_version=code,
         tags=worker_tags(options),
         registered=app.registered(),
+        interfaces=app.interfaces(),
     )
 
 

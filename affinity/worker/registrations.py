@@ -1,7 +1,7 @@
 """The code of this worker, compared with the code that other live workers registered.
 
-Two workers with different code under one name run instances at random. During a rollout this is
-expected, so it is a warning. A name that no live worker has is one too: its work waits.
+With two apps that have one name for different functions, chance says which one runs. Two versions of one app, as
+during a rollout, are no such case. A name that no live worker has is reported too: its work waits.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Registrations(WorkerPart):
         if new:
             others = sorted({each for one in new for each in one.worker_ids} - {self._worker_id})
             logger.warning(
-                "worker %s: other live workers (%s) have other code for %s: which code runs is chance, until a rollout "
-                "has ended, or one of the apps uses other names",
+                "worker %s: other live workers (%s) have other code for %s: which code runs is chance, until one of "
+                "the apps uses another name, or its workers have ended",
                 self._worker_id,
                 _listed(others),
                 _listed([one.what for one in new]),

@@ -6,17 +6,18 @@ import json
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
 
-from affinity import Client
-from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
+from affinity import App, Client, OrchestrationContext
+from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, UNSERVED
 from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
 from affinity.provider.contract import FetchOptions, MessageReply, WorkAbandon
+from affinity.testing.conformance.providers.builders import profile
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import TIMEOUTS, Puppet
 
@@ -422,3 +423,51 @@ def test_executions_tree_and_stats(play: Play) -> None:
     assert "oldest waiting message" in succeed("stats", "--limit", "1")
     for command in ("executions", "tree"):
         assert "no instance has the id" in refused(UNKNOWN, command, "unknown")
+
+
+SERVED: Final = App("served")
+
+
+@SERVED.orchestration
+async def review(ctx: OrchestrationContext, number: int) -> None:
+    await ctx.schedule_wait("answer", int)
+
+
+NOT_SERVED = ["no live worker registers", "did you mean 'review'?"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["start", "reviw"], UNSERVED, NOT_SERVED),
+        (["start", "review", "--version", "9", "--input", "1"], UNSERVED, ["'review@9': they have '1.0.0'"]),
+        (["start", "review", "--input", '"x"'], MISUSED, ["input of orchestration 'review': 'x'", "--force"]),
+        (["start", "review", "--input", "1"], 0, []),
+        (["raise", "i", "answer", "--data", '"x"'], MISUSED, ["data of event 'answer'", "'x'", "--force"]),
+        (["raise", "i", "answer", "--data", "5"], 0, []),
+        (["ask", "i", "answer", "--data", '"x"'], MISUSED, ["data of event 'answer'", "'x'", "--force"]),
+        (["ask", "j", "answer", "--data", "1", "--start", "reviw"], UNSERVED, NOT_SERVED),
+        (["schedules", "create", "s", "reviw", "--every", "60"], UNSERVED, NOT_SERVED),
+        (["schedules", "create", "s", "review", "--every", "60"], MISUSED, ["input of orchestration 'review'"]),
+        (["schedules", "create", "s", "review", "--every", "60", "--input", "1"], 0, []),
+        (["conversation", "send", "c", "hi", "--kind", "reviw"], 0, []),
+    ],
+)
+def test_what_no_live_worker_has_code_for_or_takes_needs_force(
+    play: Play, arguments: list[str], code: int, says: list[str]
+) -> None:
+    """The worker has no conversations, so any kind of them may be of a worker that is not there yet."""
+
+    async def serve(puppet: Puppet) -> None:
+        about = profile(registered=SERVED.registered(), interfaces=SERVED.interfaces())
+        await puppet.provider.register_worker(puppet.identity, 300, {}, profile=about)
+        async with Client.from_provider(puppet.provider) as client:
+            await client.start(review, 1, instance_id="i")
+
+    play(serve)
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert all(each in result.stderr for each in says), result.stderr
+    if code:
+        timeout = ["--timeout", "0.1"] if arguments[0] == "ask" else []
+        assert run(*arguments, *timeout, "--force").exit_code == (TIMED_OUT if timeout else 0)

@@ -26,7 +26,16 @@ from affinity.errors import (
     StatementTimeout,
 )
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract import Delivery, Generation, Hint, InstanceInfo, NewInstance, NewMessage, Provider
+from affinity.provider.contract import (
+    Delivery,
+    Generation,
+    Hint,
+    InstanceInfo,
+    NewInstance,
+    NewMessage,
+    Provider,
+    RegisteredCode,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -87,6 +96,9 @@ class FailingProvider:
         self._called("get", len(instance_ids))
         found = [info(key, "completed" if key in self.done else "running") for key in instance_ids]
         return [replace(one, generation=self.existing.get(one.instance_id, one.generation)) for one in found]
+
+    async def list_code(self) -> Sequence[RegisteredCode]:
+        return []
 
     async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         self.hints += 1

@@ -43,7 +43,7 @@ END $do$"""
 CLIENT_VERBS: Final = frozenset({
     "get_instance",
     "get_replies", "list_instances", "read_history", "list_sessions",
-    "list_workers", "desired_workers", "get_quotas", "read_origins",
+    "list_workers", "list_code", "desired_workers", "get_quotas", "read_origins",
     "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances",
     "sample_waiting_work", "notify_workers",
     "read_journal", "get_wakes", "get_waits", "list_journals", "get_pending",

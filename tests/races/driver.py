@@ -45,7 +45,7 @@ ASIDE: Final = frozenset(
     {
         "renew_worker", "renew_work_item_lock", "notify_journals", "notify_workers", "sweep",
         "end_waits", "retry_suspended", "check_work_item", "list_sessions", "report_session_moves", "register_worker",
-        "list_workers",
+        "list_workers", "list_code",
         "take_unused_resources", "release_idle_session", "list_work_items", "read_origins", "write_stream", "aclose",
         "get_load", "begin_wait", "end_wait", "get_waits", "release_unknown_locks", "find_unused_resources",
     }

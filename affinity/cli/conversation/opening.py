@@ -11,7 +11,7 @@ from affinity.cli.shell import Shell, with_client
 from affinity.client import Client
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.events import EventTypes, unknown_fields
-from affinity.conversation.kinds import ConversationKind
+from affinity.conversation.kinds import NOUN, ConversationKind
 from affinity.errors import UnknownConversation
 from affinity.journal import JournalQuery
 from affinity.limits import check_id
@@ -22,28 +22,40 @@ TYPES = EventTypes()
 """The built-in events; events of applications are shown and sent as they are."""
 
 
-async def open_conversation(client: Client, conversation_id: str, kind: str | None = None) -> ConversationHandle:
-    """The handle of a conversation. ``kind``: of a new conversation.
+async def open_conversation(
+    client: Client, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
+) -> ConversationHandle:
+    """The handle of a conversation. ``kind``: of a new conversation; ``sent``: an event to check before it is sent.
 
     Raises:
         UnknownConversation: there is none, and no kind is given.
+        NotRegistered: live workers have no code for the kind.
+        NotSerializable: they refuse the event.
     """
     page = await client.journals.read(JournalQuery(session_id=check_id(conversation_id, "conversation id"), limit=1))
     if page is None and kind is None:
         raise UnknownConversation(conversation_id, "there is none; to begin it, give its --kind")
     name = kind if page is None or kind is not None else page.kind
     assert name is not None
+    if sent is not None:
+        await client.check_registered(name, kind=NOUN)
+    if isinstance(sent, UnknownEvent):
+        await client.check_event(NOUN, name, sent.kind, {**sent.data, "kind": sent.kind})
     spec = ConversationKind(name=name, types=TYPES, limits=ConversationLimits())
     return ConversationHandle(client, spec, conversation_id)
 
 
 def with_conversation(
-    shell: Shell, conversation_id: str, work: Callable[[ConversationHandle], Awaitable[T]], kind: str | None = None
+    shell: Shell,
+    conversation_id: str,
+    work: Callable[[ConversationHandle], Awaitable[T]],
+    kind: str | None = None,
+    sent: JournalEvent | None = None,
 ) -> T:
     """Do ``work`` with the handle of a conversation; see `open_conversation`."""
 
     async def run(client: Client) -> T:
-        return await work(await open_conversation(client, conversation_id, kind))
+        return await work(await open_conversation(client, conversation_id, kind, sent))
 
     return with_client(shell, run)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from affinity.cli.arguments import JSON, LABEL
+from affinity.cli.arguments import FORCE, JSON, LABEL
 from affinity.cli.conversation.opening import event_of, with_conversation
 from affinity.cli.output import printable
 from affinity.cli.shell import Shell, command, confirm
@@ -22,6 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _event_options(function: F) -> F:
     for option in (
+        FORCE,
         click.option("--kind", help="Kind of the conversation; begins it when there is none."),
         click.option("--event-id", help="Under which it is one event, however often it is sent  [default: random]"),
         click.option("--event", "document", type=JSON, help="The event: a JSON object with its kind, @FILE, or -."),
@@ -35,11 +36,19 @@ def _event_options(function: F) -> F:
 @command(short_help="Send an event to a conversation.")
 @_event_options
 def send(
-    shell: Shell, *, conversation_id: str, text: str | None, document: Any, event_id: str | None, kind: str | None
+    shell: Shell,
+    *,
+    conversation_id: str,
+    text: str | None,
+    document: Any,
+    event_id: str | None,
+    kind: str | None,
+    force: bool,
 ) -> None:
     """Send the message TEXT, or another event, to the conversation ID, and print the number of its entry.
 
-    The same --event-id twice is one event.
+    The same --event-id twice is one event. Exit code 7 when workers are alive and none has code for the kind of the
+    conversation, 2 when none takes such an event; --force sends it all the same.
 
     Examples:
       affinity conversation send chat-7 'where is my order?' --kind support
@@ -47,7 +56,8 @@ def send(
     """
     event = event_of(text, document)
 
-    seq = with_conversation(shell, conversation_id, lambda talk: talk.send(event, event_id=event_id), kind)
+    sent = None if force else event
+    seq = with_conversation(shell, conversation_id, lambda talk: talk.send(event, event_id=event_id), kind, sent)
     _show_seq(shell, seq)
 
 
@@ -69,11 +79,12 @@ def ask(
     document: Any,
     event_id: str | None,
     kind: str | None,
+    force: bool,
     timeout: float | None,
     until: Literal["wake", "settled"],
 ) -> None:
     """Send the message TEXT, or another event, to the conversation ID, wait for the wake that processes it, and print
-    its text. The same --event-id again gives the same reply. Exit code 4: there is none yet.
+    its text. The same --event-id again gives the same reply. Exit code 4: there is none yet; 2 and 7: as for `send`.
 
     Examples:
       affinity conversation ask chat-7 'where is my order?' --kind support --timeout 60
@@ -82,7 +93,7 @@ def ask(
     event = event_of(text, document)
 
     ask_it = partial(ConversationHandle.ask, event=event, event_id=event_id, timeout=timeout, until=until)
-    reply = with_conversation(shell, conversation_id, ask_it, kind)
+    reply = with_conversation(shell, conversation_id, ask_it, kind, None if force else event)
     shell.show(_reply_document(reply), lambda: _print_reply(reply))
 
 

@@ -22,7 +22,7 @@ from affinity.provider.contract.retention import HistoryPruning, InstancePruning
 from affinity.provider.contract.sessions import MoveFilter, PlannedMove, PlanOutcome, SessionMove, SessionRelease
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
-from affinity.provider.contract.workers import WorkerDemand, WorkerInfo
+from affinity.provider.contract.workers import RegisteredCode, WorkerDemand, WorkerInfo
 
 
 class AdministrationProvider(ProviderConnection, Protocol):
@@ -139,6 +139,10 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Worker rows by id, alive or not. The sessions of each are counted while the database has fewer than
         `limits.SCRAPE_COUNT`; else they are what the worker said last (`get_load`), 0 before.
         """
+        ...
+
+    async def list_code(self) -> Sequence[RegisteredCode]:
+        """What workers have code for, once for all that registered the same; live workers and those whose rows stay."""
         ...
 
     async def desired_workers(self) -> WorkerDemand:

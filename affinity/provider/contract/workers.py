@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from datetime import datetime
-from typing import Final, NewType, TypeAlias
+from typing import Any, Final, NewType, TypeAlias
 
 from affinity.records import frozen
 
@@ -52,6 +53,12 @@ which tells different functions apart. An orchestration has its version: ``name@
 """
 
 
+Interfaces: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""What the code of a worker takes: by kind and name, as in `RegisteredNames`, an object that is opaque to the provider.
+Names may be left out.
+"""
+
+
 @frozen(kw_only=True)
 class WorkerProfile:
     """What a worker reports when it registers, beside its labels."""
@@ -61,6 +68,16 @@ class WorkerProfile:
     code_version: str  # of its code
     registered: RegisteredNames
     tags: WorkerTags = NO_TAGS
+    interfaces: Interfaces = field(default_factory=dict)
+
+
+@frozen(kw_only=True)
+class RegisteredCode:
+    """What one or more workers have code for, as they registered it."""
+
+    alive: bool  # one of them is
+    registered: RegisteredNames
+    interfaces: Interfaces
 
 
 @frozen(kw_only=True)

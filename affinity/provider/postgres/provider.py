@@ -250,6 +250,7 @@ class PostgresProvider(Database):
     list_sessions: Final = sessions.list_sessions
     list_session_moves: Final = moves.list_session_moves
     list_workers: Final = workers.list_workers
+    list_code: Final = workers.list_code
     desired_workers: Final = workers.desired_workers
     get_load: Final = rebalancing.get_load
     suspend_rebalancing: Final = audited("", rebalancing.suspend_rebalancing)

@@ -9,11 +9,18 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
-from affinity.provider.contract import WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
+from affinity.provider.contract import (
+    RegisteredCode,
+    WorkerDemand,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkerLease,
+    WorkerProfile,
+)
 from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.timeline import ESTABLISH
 from affinity.provider.postgres.operations import Database, caller_params, same_time
-from affinity.provider.rows import to_worker, worker_fenced
+from affinity.provider.rows import to_code, to_worker, worker_fenced
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "workers.sql")
@@ -37,6 +44,7 @@ async def register_worker(
         "tags": list(profile.tags.tags),
         "only_tagged": profile.tags.only,
         "registered": json.dumps(profile.registered),
+        "interfaces": json.dumps(profile.interfaces),
     }
     params = {**caller_params(identity), **reported, "lease": lease, "reroute": MAX_REROUTE}
     statements = ";".join([ESTABLISH, _SQL["resume" if resume else "register"], _SQL["reclaim_routes"]])
@@ -92,6 +100,10 @@ async def release_worker(db: Database, identity: WorkerIdentity, *, restart_grac
 async def list_workers(db: Database) -> Sequence[WorkerInfo]:
     rows = await db.connections.misc.run(_SQL["list"], {"most": Int8(SCRAPE_COUNT)})
     return [to_worker(row, same_time) for row in rows]
+
+
+async def list_code(db: Database) -> Sequence[RegisteredCode]:
+    return [to_code(*row) for row in await db.connections.misc.run(_SQL["code"])]
 
 
 async def desired_workers(db: Database) -> WorkerDemand:

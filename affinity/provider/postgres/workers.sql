@@ -1,9 +1,9 @@
 -- put: the row of a worker
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since, tags, only_tagged, registered)
+    code_version, code_since, tags, only_tagged, registered, interfaces)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
-    %(only_tagged)s, %(registered)s::jsonb)
+    %(only_tagged)s, %(registered)s::jsonb, %(interfaces)s)
 ON CONFLICT (worker_id) DO UPDATE
 
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
@@ -11,7 +11,7 @@ ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
     code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
-    only_tagged = excluded.only_tagged, registered = excluded.registered
+    only_tagged = excluded.only_tagged, registered = excluded.registered, interfaces = excluded.interfaces
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
@@ -27,7 +27,8 @@ WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;
 -- include put
 SET locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted, labels = excluded.labels,
     capacity = excluded.capacity,
-    tags = excluded.tags, only_tagged = excluded.only_tagged, registered = excluded.registered
+    tags = excluded.tags, only_tagged = excluded.only_tagged, registered = excluded.registered,
+    interfaces = excluded.interfaces
 WHERE w.incarnation = %(incarnation)s
 RETURNING clock();
 
@@ -162,6 +163,9 @@ SELECT w.worker_id, w.incarnation, w.locked_until > clock(), w.draining,
     w.labels::text, w.registered::text, array_to_json(w.tags)::text
 FROM workers w LEFT JOIN held h ON h.worker_id = w.worker_id AND h.incarnation = w.incarnation
 ORDER BY w.worker_id
+
+-- code: what workers have code for, once for those that have the same
+SELECT bool_or(locked_until > clock()), registered::text, interfaces FROM workers GROUP BY registered, interfaces
 
 -- demand: how many workers the sessions need
 SELECT held, waiting, capacity, desired FROM desired_workers

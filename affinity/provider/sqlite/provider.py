@@ -315,6 +315,7 @@ class SqliteProvider:
     list_sessions: Final = _reads(sessions.list_sessions)
     list_session_moves: Final = _reads(moves.list_page)
     list_workers: Final = _reads(workers.list_workers)
+    list_code: Final = _reads(workers.list_code)
     desired_workers: Final = _reads(workers.measure_demand)
 
     async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:

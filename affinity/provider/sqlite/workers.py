@@ -8,8 +8,16 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from affinity.limits import MAX_REROUTE, SCRAPE_COUNT
-from affinity.provider.contract import MoveReason, WorkerDemand, WorkerIdentity, WorkerInfo, WorkerLease, WorkerProfile
-from affinity.provider.rows import to_worker, worker_fenced
+from affinity.provider.contract import (
+    MoveReason,
+    RegisteredCode,
+    WorkerDemand,
+    WorkerIdentity,
+    WorkerInfo,
+    WorkerLease,
+    WorkerProfile,
+)
+from affinity.provider.rows import to_code, to_worker, worker_fenced
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import instant
@@ -67,7 +75,7 @@ def register(
     code = {"app": profile.app, "code_version": profile.code_version}
     reported: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
     reported |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
-    reported["registered"] = json.dumps(profile.registered)
+    reported |= {"registered": json.dumps(profile.registered), "interfaces": json.dumps(profile.interfaces)}
     reported["code_since"] = _version_since(tx, identity, code)
     tx.run(SQL["put"], {**caller(tx, identity), **reported, "locked_until": tx.now + lease})
     if not resume and not known:  # an incarnation that registers twice has lost an answer, not its sessions
@@ -150,6 +158,10 @@ def set_drain_wanted(tx: Tx, worker_id: str, *, wanted: bool) -> bool:
 
 def list_workers(tx: Tx) -> list[WorkerInfo]:
     return [to_worker(row, instant) for row in tx.rows(SQL["list"], {"now": tx.now, "most": SCRAPE_COUNT})]
+
+
+def list_code(tx: Tx) -> list[RegisteredCode]:
+    return [to_code(*row) for row in tx.rows(SQL["code"], {"now": tx.now})]
 
 
 def measure_demand(tx: Tx) -> WorkerDemand:

@@ -9,9 +9,9 @@ SELECT EXISTS (
 
 -- put: take the name and a lease; a new incarnation is a new start
 INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
-    code_since, tags, only_tagged, registered)
+    code_since, tags, only_tagged, registered, interfaces)
 VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since, :tags,
-    :only_tagged, :registered)
+    :only_tagged, :registered, :interfaces)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
@@ -24,7 +24,8 @@ ON CONFLICT (worker_id) DO UPDATE SET
     code_since = excluded.code_since,
     tags = excluded.tags,
     only_tagged = excluded.only_tagged,
-    registered = excluded.registered;
+    registered = excluded.registered,
+    interfaces = excluded.interfaces;
 
 -- version_since: since when the version is deployed that a worker registers, and the one of its name before
 SELECT (
@@ -76,6 +77,9 @@ SELECT worker_id, incarnation, locked_until > :now, draining, locked_until - :no
        only_tagged, NULL, labels, registered, tags
 FROM workers
 ORDER BY worker_id;
+
+-- code: what workers have code for, once for those that have the same
+SELECT max(locked_until > :now), registered, interfaces FROM workers GROUP BY registered, interfaces;
 
 -- demand: sessions that a worker holds, sessions that have work and no holder, and how many one worker may hold
 -- The routes are of any worker, with and without an offer, and of workers that died: where none is left, no sweep changes them.

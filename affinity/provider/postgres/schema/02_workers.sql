@@ -17,7 +17,8 @@ CREATE TABLE workers (
     code_since timestamptz NOT NULL,
     tags text[] NOT NULL DEFAULT '{}',
     only_tagged boolean NOT NULL DEFAULT false,
-    registered jsonb NOT NULL
+    registered jsonb NOT NULL,
+    interfaces text COLLATE "C" NOT NULL DEFAULT '{}' -- JSON Schemas of what these functions take
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.1);
 
 -- Epochs of all sessions. A sequence knows no snapshot and forgets nothing: a session whose row was removed and recreated

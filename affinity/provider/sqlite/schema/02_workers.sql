@@ -15,7 +15,8 @@ CREATE TABLE workers (
     code_since   REAL NOT NULL, -- since when this version is deployed
     tags         TEXT NOT NULL DEFAULT '[]',
     only_tagged  INTEGER NOT NULL DEFAULT 0,
-    registered   TEXT NOT NULL -- a digest of each function that it has code for
+    registered   TEXT NOT NULL, -- a digest of each function that it has code for
+    interfaces   TEXT NOT NULL DEFAULT '{}' -- and the schemas of what they take; large, so it is the last column
 ) STRICT, WITHOUT ROWID;
 
 -- freed_by: why its lock was ended before its time, a reason of session_moves; NULL once it is claimed again. next_*: a planned

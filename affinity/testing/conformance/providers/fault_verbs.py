@@ -362,6 +362,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_sessions": _session_ids,
     "list_session_moves": lambda provider, _: provider.list_session_moves(MoveFilter(), limit=10),
     "list_workers": _worker_ids,
+    "list_code": lambda provider, _: provider.list_code(),
     "desired_workers": lambda provider, _: provider.desired_workers(),
 }
 """Verbs whose result does not change with time, or the part of it that does not; of an instance that has ended."""

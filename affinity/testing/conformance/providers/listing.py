@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from affinity.provider.contract import WorkerInfo
+from affinity.provider.contract import Interfaces, RegisteredNames, WorkerInfo
 from affinity.testing.conformance.providers.base import Rules
 from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, profile
 from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
 
 
 class ListingRules(Rules):
-    """`list_sessions`, `list_workers`."""
+    """`list_sessions`, `list_workers`, `list_code`."""
 
     async def test_a_session_row_says_who_holds_it_and_for_how_long(self, cluster: Cluster) -> None:
         """A listed session has its holder, its remaining time and the number of its items, running ones included
@@ -95,6 +95,24 @@ class ListingRules(Rules):
         await a.leave()
         assert {row.worker_id: row.registered for row in await self._workers(cluster)} == {"a": second, "b": first}
 
+    async def test_code_is_listed_once_for_the_workers_that_have_it(self, cluster: Cluster) -> None:
+        """With what each registration said last, while a worker's row stays, and whether one of them is alive
+        (contract: list_code).
+        """
+        names = {"orchestrations": {"chat@1.0.0": "0f"}}
+        takes = {"orchestrations": {"chat@1.0.0": {"input": {"type": "string", "title": "it's \\ \u00fc \u2028"}}}}
+        a, b, c = [await cluster.peer(name) for name in "abc"]
+        await a.register(registered=names)
+        await a.register(resume=True, registered=names, interfaces=takes)
+        await b.register(registered=names, interfaces=takes)
+        await c.register(SHORT_LEASE, registered=names)
+        assert await self._code(cluster) == [(True, names, {}), (True, names, takes)]
+        await a.leave()
+        await cluster.advance(SHORT_LEASE + 1)
+        assert await self._code(cluster) == [(False, names, {}), (True, names, takes)]
+        await b.leave()
+        assert await self._code(cluster) == [(False, names, {}), (False, names, takes)]
+
     async def test_a_restart_is_a_new_start(self, cluster: Cluster) -> None:
         """``started_at`` changes with a restart and not with a resumption (contract: WorkerInfo.started_at)."""
         a = await cluster.worker("a", SHORT_LEASE)
@@ -116,6 +134,12 @@ class ListingRules(Rules):
         assert (dead.alive, dead.draining, dead.sessions) == (False, False, 0)
         assert -70 < dead.expires_in <= -60
         assert (draining.alive, draining.draining) == (True, True)
+
+    @staticmethod
+    async def _code(cluster: Cluster) -> list[tuple[bool, RegisteredNames, Interfaces]]:
+        rows = await (await cluster.enqueuer()).provider.list_code()
+        found = [(row.alive, row.registered, row.interfaces) for row in rows if row.registered]
+        return sorted(found, key=lambda one: len(one[2]))
 
     @staticmethod
     async def _workers(cluster: Cluster) -> list[WorkerInfo]:

@@ -1,0 +1,243 @@
+"""What workers have code for, and what that code takes: checks of what a client names and sends without the code.
+
+Without a live worker that has orchestrations everything is accepted, and so is a name that a worker had which has ended
+lately. An input is refused if it fits the code of no live worker: during a rollout, two versions are right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from difflib import get_close_matches
+from math import inf
+from typing import Any, Final
+
+import anyio
+from pydantic_core import from_json
+
+from affinity.client.background import ClientBase
+from affinity.client.calls import batches, retry
+from affinity.client.misfits import find_misfit
+from affinity.errors import NotRegistered, NotSerializable, ProviderError
+from affinity.explain.names import ORCHESTRATIONS, described, is_registered
+from affinity.limits import check_id
+from affinity.orchestration.app import version_order
+from affinity.orchestration.typed import ExternalEvent, encode_raised, event_name
+from affinity.provider.contract import Provider, RegisteredCode
+from affinity.records import frozen
+
+logger: logging.Logger = logging.getLogger("affinity.client")
+
+KEPT_SECONDS: Final = 30.0
+"""For how long a client believes what it has read of the workers' code. A refusal reads it again."""
+
+FRESH_SECONDS: Final = 1.0
+"""The age up to which it is not read again for a refusal."""
+
+_AGES: Final = (KEPT_SECONDS, FRESH_SECONDS)
+
+_SHOWN: Final = 5
+
+
+@frozen(kw_only=True)
+class RegisteredFunction:
+    """An orchestration, or a kind of conversations, for which workers have code."""
+
+    name: str
+    version: str | None  # None: the kind has none
+    alive: bool  # a live worker has it; otherwise one did lately
+    input: Mapping[str, Any] | None = None  # JSON Schema of the input; {"type": "null"}: it takes none; None: unknown
+    needs_input: bool = False  # it has no default
+    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # JSON Schemas by name, as far as known
+
+
+class _KnownCode:
+    """The code of all workers, as it was read last."""
+
+    def __init__(self) -> None:
+        self._found: Sequence[RegisteredCode] = ()
+        self._read_at = -inf
+        self._reading = anyio.Lock()
+        self.warned: set[str] = set()
+
+    async def read(self, provider: Provider, most_age: float) -> Sequence[RegisteredCode]:
+        """Read it, unless it was read lately; nothing when the database does not say it."""
+        if anyio.current_time() - self._read_at > most_age:
+            async with self._reading:
+                if anyio.current_time() - self._read_at > most_age:  # another task has not read it meanwhile
+                    try:
+                        self._found = await provider.list_code()
+                    except ProviderError:  # the call that is checked meets the same error, or succeeds
+                        return ()
+                    self._read_at = anyio.current_time()
+        return self._found
+
+
+class RegisteredCalls(ClientBase):
+    """Calls about what workers have code for."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._code = _KnownCode()
+
+    async def registered(self, kind: str = ORCHESTRATIONS) -> Sequence[RegisteredFunction]:
+        """What workers have code for, by name and version, with JSON Schemas of what it takes: for a form, or a check.
+        During a rollout a name and version may be there twice.
+
+        Args:
+            kind: "orchestrations" or "conversations".
+        """
+        found: dict[tuple[str, str], RegisteredFunction] = {}
+        for code in sorted(await retry(self._provider.list_code), key=lambda one: not one.alive):
+            for key in code.registered.get(kind, {}):
+                about = code.interfaces.get(kind, {}).get(key, {})
+                found.setdefault((key, repr(about)), _function(kind, key, about, alive=code.alive))
+        return sorted(found.values(), key=lambda one: (one.name, version_order(one.version or "")))
+
+    async def check_registered(self, name: str, *, version: str | None = None, kind: str = ORCHESTRATIONS) -> None:
+        """Check that a worker has code for a name. This passes while no live worker has any of this kind, and if a
+        worker had the name that has ended lately.
+
+        Raises:
+            NotRegistered: live workers have no code for it; the message says which names are like it.
+        """
+        problem = _missing(await self._code.read(self._provider, FRESH_SECONDS), kind, name, version)
+        if problem is not None:
+            raise NotRegistered(problem)
+
+    async def check_event(self, kind: str, name: str, event: str, data: Any) -> None:
+        """Check the data of an event for what has this name, such as a kind of conversations. An event passes that no
+        live worker knows.
+
+        Raises:
+            NotSerializable: no live worker takes the data.
+        """
+        codes = await self._live(FRESH_SECONDS)
+        schemas = [one.interfaces.get(kind, {}).get(name, {}).get("events", {}).get(event, {}) for one in codes]
+        problems = [find_misfit(schema, data) for schema in schemas]
+        if problems and None not in problems:
+            raise _refusal(f"event {event!r}", problems[0])
+
+    async def _check_start(self, name: str, version: str | None, text: str) -> None:
+        """Check a start by name: warn once if no live worker has the name, refuse an input that none takes.
+
+        Raises:
+            NotSerializable: such an input.
+        """
+        key, problem = _key(name, version), None
+        for most_age in _AGES if key not in self._code.warned else ():
+            problem = _missing(await self._code.read(self._provider, most_age), ORCHESTRATIONS, name, version)
+            if problem is None:
+                break
+        if problem is not None:
+            self._code.warned.add(key)
+            logger.warning("%s It is started all the same, and waits for one.", problem)
+        await self._check_value(name, version, f"input of orchestration {name!r}", text, None)
+
+    async def _check_events(self, events: Iterable[ExternalEvent]) -> None:
+        """Check the data of events that have no type here, where the code of their instances is known.
+
+        Raises:
+            NotSerializable: no live worker takes it.
+        """
+        if not (untyped := [one for one in events if _is_untyped(one)]):
+            return
+        known = {name for code in await self._live(KEPT_SECONDS) for name in _event_names(code)}
+        wanted = [one for one in untyped if event_name(one.name) in known]
+        ids = list(dict.fromkeys(check_id(one.instance_id, "instance id") for one in wanted))
+        found = {info.instance_id: info for batch in batches(ids) for info in await self._look_up(batch) if info}
+        for event in wanted:
+            if (info := found.get(event.instance_id)) is not None:
+                name, text = encode_raised(event.name, event.data)
+                what = f"data of event {name!r} for instance {info.instance_id!r}"
+                await self._check_value(info.name, info.version, what, text, name)
+
+    async def _live(self, most_age: float) -> Sequence[RegisteredCode]:
+        return [code for code in await self._code.read(self._provider, most_age) if code.alive]
+
+    async def _check_value(self, name: str, version: str | None, what: str, text: str, event: str | None) -> None:
+        problem = None
+        for most_age in _AGES:
+            problem = _misfit(await self._live(most_age), name, version, text, event)
+            if problem is None:
+                return
+        raise _refusal(what, problem)
+
+
+def _function(kind: str, key: str, about: Mapping[str, Any], *, alive: bool) -> RegisteredFunction:
+    name, _, version = key.partition("@") if kind == ORCHESTRATIONS else (key, "", "")
+    return RegisteredFunction(
+        name=name,
+        version=version or None,
+        alive=alive,
+        input=about.get("input"),
+        needs_input=about.get("required", False),
+        events=about.get("events", {}),
+    )
+
+
+def _key(name: str, version: str | None) -> str:
+    return name if version is None else f"{name}@{version}"
+
+
+def _missing(codes: Sequence[RegisteredCode], kind: str, name: str, version: str | None) -> str | None:
+    """Says that no worker has code for a name, with the names that are like it; None: one has, or no live worker
+    has code for any of this kind.
+    """
+    key = _key(name, version)
+    keys = {each for one in codes if one.alive for each in one.registered.get(kind, {})}
+    if not keys or any(is_registered(one.registered, kind, key) for one in codes):
+        return None
+    names = sorted({each.partition("@")[0] for each in keys} if kind == ORCHESTRATIONS else keys)
+    text = f"no live worker registers the {described(kind, key)}"
+    if name in names:
+        versions = {each.partition("@")[2] for each in keys if each.partition("@")[0] == name}
+        return f"{text}: they have {_listed(sorted(versions, key=version_order))}."
+    return f"{text}: {_hint(name, names)}"
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    like = get_close_matches(name, names, 1)
+    return f"did you mean {like[0]!r}?" if like else f"they have {_listed(names)}."
+
+
+def _refusal(what: str, problem: str | None) -> NotSerializable:
+    return NotSerializable(f"{what}: {problem}. No live worker takes it; force=True (--force) sends it all the same")
+
+
+def _is_untyped(event: ExternalEvent) -> bool:
+    return isinstance(event.name, str) or event.name.event.data_codec.declared is Any
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more if names else "none"
+
+
+def _event_names(code: RegisteredCode) -> Iterable[str]:
+    return (name for about in code.interfaces.get(ORCHESTRATIONS, {}).values() for name in about.get("events", ()))
+
+
+def _misfit(
+    codes: Iterable[RegisteredCode], name: str, version: str | None, text: str, event: str | None
+) -> str | None:
+    """What all code of a name refuses in a value; None: some takes it, or some may."""
+    problem = None
+    for code in codes:
+        key = _latest(code, name) if version is None else _key(name, version)
+        if key is not None and key in code.registered.get(ORCHESTRATIONS, {}):
+            about = code.interfaces.get(ORCHESTRATIONS, {}).get(key, {})
+            schema = about.get("input") if event is None else about.get("events", {}).get(event)
+            if schema is None or (event is None and text == "null" and not about.get("required")):
+                return None
+            problem = find_misfit(schema, from_json(text))
+            if problem is None:
+                return None
+    return problem
+
+
+def _latest(code: RegisteredCode, name: str) -> str | None:
+    """The key of the latest version of a name: that one is started."""
+    keys = [each for each in code.registered.get(ORCHESTRATIONS, {}) if each.partition("@")[0] == name]
+    return max(keys, key=lambda each: version_order(each.partition("@")[2]), default=None)
