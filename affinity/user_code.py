@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import decimal
 import opcode
+import sys
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from types import TracebackType
@@ -41,6 +42,17 @@ def as_error(error: BaseException) -> Exception:
     converted = CodeExited(error).with_traceback(error.__traceback__)
     converted.__cause__ = error
     return converted
+
+
+def is_interactive() -> bool:
+    """Whether a person types the program in, as into a notebook: what ran before may run again, changed."""
+    return hasattr(sys, "ps1")
+
+
+def is_rerun(former: object, new: object) -> bool:
+    """Whether a function takes the place of another one, since a notebook's cell, or a prompt, has defined it again."""
+    names = [(getattr(one, "__module__", ""), getattr(one, "__qualname__", None)) for one in (former, new)]
+    return is_interactive() and names[0] == names[1] and names[0][0] == "__main__"
 
 
 def pass_interrupt(error: BaseException) -> None:

@@ -30,6 +30,7 @@ from affinity.orchestration.definitions import is_async, refuse_other_context, r
 from affinity.records import SessionMetadata, SessionState
 from affinity.session import OpenSession, Sessions, StateCodec
 from affinity.tasks import call_here
+from affinity.user_code import is_rerun
 
 S = TypeVar("S")
 
@@ -163,7 +164,7 @@ class Conversations(Sessions[S]):
         """
 
         def register(function: Handler[S]) -> Handler[S]:
-            if self._handler is not None:
+            if self._handler is not None and not is_rerun(self._handler, function):
                 raise InvalidApp(f"the conversations of kind {self.kind!r} have a handler already")
             _check_handler(function, f"the handler of the conversations of kind {self.kind!r}")
             self._handler = function

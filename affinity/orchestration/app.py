@@ -32,6 +32,7 @@ from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Targ
 from affinity.orchestration.schedules import check_name as check_schedule_name
 from affinity.orchestration.schemas import interface_of, schemas_of
 from affinity.records import Hydrate
+from affinity.user_code import is_interactive, is_rerun
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -165,7 +166,8 @@ class App:
 
     The decorators return the function, which ``schedule_activity`` and ``schedule_sub_orchestration`` take as the
     reference. An activity that an orchestration calls itself raises `OrchestrationMisuse`. A function takes its context
-    and at most one input. The annotations of input and result are their JSON types.
+    and at most one input. The annotations of input and result are their JSON types. When a notebook's cell runs again,
+    its functions take the place of their former definitions.
     """
 
     def __init__(self, name: str = "app") -> None:
@@ -287,7 +289,7 @@ class App:
             InvalidInput: another argument is refused; the subclass is the reason.
         """
         spec = new_spec(target, options)
-        if check_schedule_name(name) in self._schedules:
+        if check_schedule_name(name) in self._schedules and not is_interactive():
             raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
         self._schedules[name] = spec
 
@@ -309,6 +311,7 @@ class App:
             raise InvalidApp(f"app {self.name!r} can include an App, Sessions or SessionCache, not {other!r}")
         elif other not in self._session_listeners:
             self._refuse_other_handler(other)
+            self._remove_handler(other)
             if isinstance(other, HasFunctions):
                 self._include_app(other.functions())
             self._session_listeners.append(other)
@@ -318,27 +321,45 @@ class App:
             raise InvalidApp(f"app {self.name!r} can include a Resource with create=, which outlives the process")
         if resource in self._resources:
             return
-        if any(each.name == resource.name for each in self._resources):
+        others = [each for each in self._resources if each.name != resource.name]
+        if len(others) < len(self._resources) and not is_interactive():
             raise InvalidApp(f"app {self.name!r} has another resource named {resource.name!r}")
-        self._resources.append(resource)
+        self._resources = [*others, resource]
 
     def _refuse_other_handler(self, new: SessionListener) -> None:
         """Refuse a second handler of one kind."""
         if new in self._session_listeners or not isinstance(new, HasFunctions):
             return
-        for present in self._session_listeners:
-            if isinstance(present, HasFunctions) and (present.noun, present.kind) == (new.noun, new.kind):
+        for present in self._handlers_like(new):
+            if not all(map(is_rerun, present.sources(), new.sources())):
                 names = " and ".join(qualname(source) for one in (present, new) for source in one.sources())
                 raise InvalidApp(
                     f"app {self.name!r} has two handlers for {new.noun} of kind {new.kind!r} ({names}): give one of "
                     "them another kind"
                 )
 
+    def _handlers_like(self, new: HasFunctions) -> list[HasFunctions]:
+        found = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
+        return [one for one in found if (one.noun, one.kind) == (new.noun, new.kind)]
+
+    def _remove_handler(self, new: SessionListener) -> None:
+        """Remove the handler that a new one takes the place of, with its functions."""
+        if new in self._session_listeners or not isinstance(new, HasFunctions):
+            return
+        for former in self._handlers_like(new):
+            self._session_listeners = [one for one in self._session_listeners if one is not former]
+            for name in former.functions().activities:
+                self._activities.pop(name, None)
+            for key, orchestration in former.functions().orchestrations.items():
+                self._orchestrations.pop(key, None)
+                self._latest.pop(orchestration.name, None)
+
     def _include_app(self, other: App) -> None:
         for listener in other._session_listeners:
             self._refuse_other_handler(listener)
+            self._remove_handler(listener)
         for name, spec in other._schedules.items():
-            if self._schedules.get(name, spec) != spec:
+            if self._schedules.get(name, spec) != spec and not is_interactive():
                 raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
         for activity in other._activities.values():
             self._refuse_taken(self._activities.get(activity.name), activity)
@@ -413,11 +434,11 @@ class App:
         self._refuse_taken(self._orchestrations.get(definition.key), definition)
         self._orchestrations[definition.key] = definition
         latest = self._latest.get(definition.name)
-        if latest is None or version_order(definition.version) > version_order(latest.version):
+        if latest is None or version_order(definition.version) >= version_order(latest.version):
             self._latest[definition.name] = definition
 
     def _refuse_taken(self, present: Definition | None, new: Definition) -> None:
-        if present is not None and present is not new:
+        if present is not None and present is not new and not is_rerun(present.function, new.function):
             raise InvalidApp(f"app {self.name!r} has two of {new.description}: give one another name or version")
 
 

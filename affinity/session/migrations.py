@@ -15,6 +15,7 @@ from affinity.errors import (
 )
 from affinity.limits import check_integer
 from affinity.tasks import call_here
+from affinity.user_code import is_rerun
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
 """Takes the plain form of a state (a dict, for JSON objects) and returns the plain form of the next version; sync or
@@ -53,7 +54,7 @@ class Migrations:
         if from_version == to_version:
             raise InvalidOptions(f"a migration from {from_version!r} to {to_version!r} leads nowhere")
         steps = self._from.setdefault(from_version, {})
-        if to_version in steps:
+        if to_version in steps and not is_rerun(steps[to_version].migrate, migrate):
             message = f"the migration from {from_version} to {to_version} is registered twice"
             raise SessionMigrationAmbiguous(ANY_SESSION, from_version, to_version, message)
         steps[to_version] = _MigrationStep(from_version, to_version, migrate)

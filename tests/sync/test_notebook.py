@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,3 +49,67 @@ def test_a_client_is_opened_in_one_cell_used_in_the_next_and_closed_in_another(f
 def test_a_cell_behind_the_close_says_so(file_url: str, tmp_path: Path) -> None:
     with pytest.raises(CellExecutionError, match="this sync client is closed"):
         execute(file_url, tmp_path, OPEN, CLOSE, AFTER)
+
+
+DEFINE: Final = """
+from datetime import timedelta
+import affinity
+app, other = affinity.App("shop"), affinity.App("other")
+chats = affinity.Conversations(dict, kind="chats")
+"""
+CELLS: Final = {
+    "activity": "@app.activity\nasync def step(ctx): return NUMBER",
+    "orchestration": "@app.orchestration\nasync def walk(ctx): return NUMBER",
+    "of an included app": "@other.activity\nasync def step(ctx): return NUMBER\napp.include(other)",
+    "handler": "@chats.on_wake\nasync def respond(wake, chat): return NUMBER",
+    "migration": "@chats.migration(1, 2)\ndef lift(state): return NUMBER",
+    "schedule": "app.schedule('nightly', 'walk', every=timedelta(hours=NUMBER))",
+    "kind": (
+        "talks = affinity.Conversations(dict, kind='talks')\n@talks.on_wake\n"
+        "async def answer(wake, chat): return NUMBER\napp.include(talks)"
+    ),
+    "kind of an included app": (
+        "parts = affinity.App('parts')\ntalks = affinity.Conversations(dict, kind='parts')\n@talks.on_wake\n"
+        "async def answer(wake, chat): return NUMBER\nparts.include(talks)\napp.include(parts)"
+    ),
+    "resource": (
+        "rooms = affinity.Resource(name='rooms', create=lambda id, session: NUMBER, destroy=lambda id, handle: None)\n"
+        "app.include(rooms)"
+    ),
+}
+SHOW: Final = """
+import asyncio
+step, walk = app.activities["step"].function, app.orchestrations["walk@1.0.0"].function
+assert app.find_orchestration("walk").function is walk
+print(await step(None), await walk(None), await chats.handler()(None, None))
+print(app.schedules["nightly"].timing, len(app.session_listeners), len(app.resources), app.resources[0] is rooms)
+print(await app.session_listeners[0].handler()(None, None))
+app.check()
+"""
+OTHERS: Final = """
+def refused(make):
+    try:
+        make()
+    except (affinity.errors.InvalidApp, affinity.errors.SessionMigrationAmbiguous) as error:
+        return True
+async def one(ctx): ...
+print(refused(lambda: app.activity(name="step")(one)), refused(lambda: chats.on_wake(one)))
+"""
+
+
+def test_a_cell_that_runs_again_replaces_what_it_has_defined(file_url: str, tmp_path: Path) -> None:
+    """And another function of the name is refused, as in a program."""
+    cells = [each.replace("NUMBER", str(n)) for n in (1, 2) for each in CELLS.values()]
+    *_, shown, others = execute(file_url, tmp_path, DEFINE, *cells, SHOW, OTHERS)
+    assert shown == "2 2 2\nevery 2:00:00 2 1 True\n2\n"
+    assert others == "True True\n"
+
+
+def test_a_program_that_defines_a_name_twice_is_refused(tmp_path: Path) -> None:
+    for name, cell in CELLS.items():
+        script = tmp_path / "twice.py"
+        script.write_text("\n".join([DEFINE, cell.replace("NUMBER", "1"), cell.replace("NUMBER", "2")]))
+        search = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, env=search)
+        refusal = "SessionMigrationAmbiguous" if name == "migration" else "InvalidApp"
+        assert refusal in done.stderr, name
