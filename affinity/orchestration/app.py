@@ -347,7 +347,7 @@ class App:
         if new in self._session_listeners or not isinstance(new, HasFunctions):
             return
         for former in self._handlers_like(new):
-            self._session_listeners = [one for one in self._session_listeners if one is not former]
+            self._session_listeners.remove(cast(SessionListener, former))
             for name in former.functions().activities:
                 self._activities.pop(name, None)
             for key, orchestration in former.functions().orchestrations.items():
