@@ -45,7 +45,7 @@ VERSIONED: Final = {
 }
 """Directories and files whose tests depend on the version of PostgreSQL."""
 
-REPEATS: Final = (pytest.mark.slow, pytest.mark.repeats)
+NIGHTLY: Final = (pytest.mark.slow, pytest.mark.nightly)
 
 
 def pytest_configure() -> None:
@@ -80,9 +80,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         newer = re.sub(r"\bold\b", "new", item.nodeid)
         if newer != item.nodeid and newer in names and VERSIONED.isdisjoint(item.path.parts):
-            for mark in REPEATS:
-                item.add_marker(mark)
+            _leave_to_the_night(item)
+        if any(re.search(each.args[0], item.name) for each in item.iter_markers("nightly_cases")):
+            _leave_to_the_night(item)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def _leave_to_the_night(item: pytest.Item) -> None:
+    for mark in NIGHTLY:
+        item.add_marker(mark)
 
 
 @pytest.hookimpl(trylast=True)
@@ -276,7 +282,7 @@ def env_url(request: pytest.FixtureRequest, servers: Servers) -> str | None:
     return None if request.param == "sqlite" else servers.shared(request.param)
 
 
-@pytest.fixture(params=[("sqlite", "new"), pytest.param(("old",), marks=REPEATS)], ids="+".join)
+@pytest.fixture(params=[("sqlite", "new"), pytest.param(("old",), marks=NIGHTLY)], ids="+".join)
 def all_urls(request: pytest.FixtureRequest, servers: Servers) -> Iterator[dict[str, str]]:
     """The URLs of migrated databases: of SQLite and the new PostgreSQL together, and of the old PostgreSQL."""
     with ExitStack() as stack:

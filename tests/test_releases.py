@@ -128,6 +128,7 @@ async def test_later_code_migrates_first(later: Path, url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly_cases("sqlite")
 async def test_both_releases_keep_the_order_of_a_session(later: Path, url: str, tmp_path: Path) -> None:
     """A worker of one release holds the session, and the other one commits ordered work to it; then that worker leaves,
     and comes back. The work runs in its order on both.

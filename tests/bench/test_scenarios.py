@@ -21,6 +21,12 @@ from tests.conftest import Servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+LONG = (
+    "conversation|failover|fleet|order|rebalance|replicas|rollout"
+    "|soak|memory|size|backlog|fanout|restart|idle|schedules"
+)
+"""A pattern of the scenarios that take many seconds even in a quick run."""
+
 WITHOUT_BAR = ("memory", "state")
 """The bar of one needs more instances than a quick run has; the other only reports."""
 
@@ -46,11 +52,13 @@ def check(result: dict[str, Any], scenario: str) -> None:
     assert report["bars"] or scenario in WITHOUT_BAR or set(SYSTEMS) - set(result)
 
 
+@pytest.mark.nightly_cases(LONG)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_on_postgresql(scenario: str, servers: Servers, tmp_path: Path) -> None:
     check(run(tmp_path, scenario, "--url", servers.server("old").url()), scenario)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scenario", sorted(set(ON_SQLITE) - {"sqlite"}))
 def test_on_sqlite(scenario: str, tmp_path: Path) -> None:
     check(run(tmp_path, scenario, "--provider", "sqlite"), scenario)

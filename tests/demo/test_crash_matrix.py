@@ -61,7 +61,7 @@ def url(any_url: str) -> str | None:
     return None if any_url.startswith("sqlite") else any_url
 
 
-@pytest.mark.parametrize("any_url", ["sqlite", pytest.param("new", marks=pytest.mark.repeats)], indirect=True)
+@pytest.mark.parametrize("any_url", ["sqlite", pytest.param("new", marks=pytest.mark.nightly)], indirect=True)
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_the_demo_passes(url: str | None) -> None:

@@ -17,6 +17,7 @@ from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.target import Target
 from tests.provider.postgres_stage import opened
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MANY: Final = 20_000
@@ -30,6 +31,15 @@ CROWDS: Final[Sequence[Crowd]] = ("unknown", "mixed", "lopsided")
 """What the planner takes the queue of work for: it has no statistics; several workers have items there; it knows of
 nothing but a great many items of one worker and one instance, so that it expects none on any other route.
 """
+
+
+def each_crowd(test: F) -> F:
+    """Run a test in each crowd. On the older PostgreSQL those with usual statistics are nightly."""
+    pytest.mark.nightly_cases("old-(mixed|unknown)")(test)
+    pytest.mark.parametrize("crowd", CROWDS)(test)
+    return test
+
+
 AUTO_EXPLAIN: Final = {
     "session_preload_libraries": "auto_explain",
     "auto_explain.log_min_duration": "0",

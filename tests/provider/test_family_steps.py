@@ -76,6 +76,7 @@ def check(plans: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
+@pytest.mark.nightly_cases("new|old.*(fresh|parent|random|tens)|old.*chains")
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_step_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, shape: str, analyzed: bool
@@ -104,6 +105,7 @@ async def test_a_step_reads_what_it_needs(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly_cases("parent")
 @pytest.mark.parametrize("shape", ["one parent", "tens"])
 async def test_a_large_family_is_pruned(postgres_migrated: str, admin: psycopg.Connection[Any], shape: str) -> None:
     """Of 100,000 records, by the age of its newest; within the time that one statement may take, were it one."""

@@ -20,7 +20,7 @@ from affinity.provider.postgres.driver import connections
 from affinity.provider.sqlite.driver.database import connect
 from affinity.testing.conformance.providers.builders import work_item
 from affinity.testing.conformance.providers.peer import Peer
-from tests.provider.postgres_plans import AUTO_EXPLAIN, CROWDS, MOST, Crowd, check_plans, collect_plans, rows_read
+from tests.provider.postgres_plans import AUTO_EXPLAIN, MOST, Crowd, check_plans, collect_plans, each_crowd, rows_read
 from tests.provider.postgres_stage import administrator, hot_verbs, opened, registered, some_work
 
 pytestmark = pytest.mark.anyio
@@ -121,7 +121,7 @@ PAGES: Final = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_reading_moves_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:

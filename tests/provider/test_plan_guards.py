@@ -19,13 +19,13 @@ from affinity.testing.conformance.providers.builders import state, state_write, 
 from affinity.testing.conformance.providers.peer import Peer
 from tests.provider.postgres_plans import (
     AUTO_EXPLAIN,
-    CROWDS,
     MANY,
     MOST,
     Crowd,
     check_plans,
     collect_plans,
     crowd_tables,
+    each_crowd,
     rows_read,
 )
 from tests.provider.postgres_stage import (
@@ -70,7 +70,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_rarer_forms_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -131,7 +131,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_long_order_costs_its_session_nothing(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -155,7 +155,7 @@ async def test_a_long_order_costs_its_session_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_sweep_does_not_read_the_queues(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:

@@ -46,7 +46,7 @@ from affinity.testing.conformance.providers.builders import (
     work_item,
 )
 from affinity.testing.conformance.providers.peer import Peer
-from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
+from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
 from tests.provider.postgres_stage import (
     PATIENCE,
     SOMEBODY_WAITS,
@@ -123,7 +123,7 @@ def crowd_journals(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_statements_on_journals_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -200,7 +200,7 @@ async def test_statements_on_journals_read_what_they_need(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_parked_items_are_found_by_their_key(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -369,7 +369,7 @@ async def test_a_page_of_journals_costs_the_same_among_many(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_page_of_requests_reads_no_other_journals(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:

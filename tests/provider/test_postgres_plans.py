@@ -14,7 +14,7 @@ import pytest
 from affinity.provider.contract import IdleSession, InstanceFilter, InstanceStatus, InstanceUpdate
 from affinity.records import SessionFilter, SessionState
 from affinity.testing.conformance.providers.builders import fetch_options, work_item
-from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
+from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,
@@ -37,7 +37,7 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_hot_statements_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -53,7 +53,7 @@ async def test_hot_statements_read_what_they_need(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_statements_of_session_state_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -68,7 +68,7 @@ async def test_statements_of_session_state_read_what_they_need(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_releases_of_sessions_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -95,7 +95,7 @@ async def test_releases_of_sessions_read_what_they_need(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_fetch_that_packs_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -122,7 +122,7 @@ async def test_a_fetch_that_packs_reads_what_it_needs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_fetch_by_tags_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:
@@ -237,7 +237,7 @@ async def test_a_fetch_of_older_code_does_not_read_what_it_leaves_to_newer(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:

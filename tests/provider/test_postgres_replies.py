@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import MessageKey, MessageReply, NewMessage
-from tests.provider.postgres_plans import CROWDS, MANY, Crowd, check_plans, crowd_tables
+from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, administrator, opened, registered, until
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def keyed(key: str, instance_id: str = "i", limit: int = 100) -> NewMessage:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("crowd", CROWDS)
+@each_crowd
 async def test_statements_on_keys_read_what_they_need(
     postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
 ) -> None:

@@ -115,6 +115,7 @@ async def is_right(env: Env, outcome: Any) -> None:
 
 @BOTH
 @pytest.mark.slow
+@pytest.mark.nightly_cases("new")
 @pytest.mark.timeout(300)
 async def test_a_right_app_passes(url: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     matrix = await crash_matrix(app, shop_and_talk, is_right, url=url, seed=1)

@@ -28,8 +28,9 @@ RETRY = affinity.RetryPolicy(max_attempts=4, initial_interval=60)
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
-    pytest.mark.parametrize("any_url", ["sqlite", pytest.param("new", marks=pytest.mark.repeats)], indirect=True),
+    pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True),
 ]
 
 

@@ -158,6 +158,7 @@ def _failing(admin: psycopg.Connection[Any], state: str) -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly_cases("old")
 async def test_a_batch_that_takes_too_long_is_split(
     postgres_migrated: str, client: Client, admin: psycopg.Connection[Any]
 ) -> None:

@@ -38,6 +38,7 @@ async def calls() -> AsyncIterator[ActivityCalls]:
         yield calls
 
 
+@pytest.mark.nightly_cases("old-immediate|new-fast")
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_of_postgresql_under_load(
     own_server: PostgresServer, calls: ActivityCalls, mode: StopMode
