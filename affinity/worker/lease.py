@@ -43,7 +43,15 @@ from typing import Final, TypeVar
 import anyio
 from cachetools import LRUCache
 
-from affinity.errors import ConnectionLost, DatabaseChanged, DatabaseFailure, ProviderError, WorkerFenced, WorkerStalled
+from affinity.errors import (
+    ConnectionLost,
+    DatabaseChanged,
+    DatabaseFailure,
+    LockTimeout,
+    ProviderError,
+    WorkerFenced,
+    WorkerStalled,
+)
 from affinity.limits import MAX_BATCH, MIN_PROBE_AFTER
 from affinity.orchestration import App
 from affinity.provider.contract import (
@@ -76,6 +84,9 @@ BLOCKED_BEATS: Final = 3
 
 STACK_FRAMES = 20
 """Innermost frames that are logged of a loop that is blocked: down to the application's function, if libraries hang."""
+
+HELD: Final = "another transaction holds the row of this worker in the table of workers"
+"""Why a lease cannot be renewed."""
 
 STOP_SECONDS = 5.0
 """How long the thread may take to end; its connection is closed by then, or left to the operating system."""
@@ -389,6 +400,7 @@ class LeaseRenewer:
         self._interval = shortest / 3
         self._margin = min(1.0, shortest / 10)
         self._expired = False
+        self._is_held = False  # since the last success, a renewal needed a row that another transaction holds
         self._deadline = 0.0
         self._items_deadline = 0.0
         self._beat = time.monotonic()
@@ -446,11 +458,13 @@ class LeaseRenewer:
                     if provider is None:
                         provider = await self._in_time(self._connect)
                     await self._round(provider)
+                    self._is_held = False
                     pause = self._interval * random.uniform(0.8, 1.0)  # noqa: S311 -- jitter, not a secret
                     pause /= 3 if self._expired else 1
                 except (DatabaseChanged, WorkerFenced):
                     raise
-                except ProviderError:  # of any kind: while this worker runs, the database may recover
+                except ProviderError as error:  # of any kind: while this worker runs, the database may recover
+                    self._is_held |= isinstance(error, LockTimeout)
                     pause = random.uniform(FIRST_PAUSE, self._interval / 3)  # noqa: S311
                 self._expire_if_due()
                 with anyio.move_on_after(self._until(pause)):
@@ -535,7 +549,7 @@ class LeaseRenewer:
 
     def _expire_if_due(self) -> None:
         if not self._expired and time.monotonic() >= self._nearest() - self._margin:
-            self._expire("no renewal was answered in time")
+            self._expire(HELD if self._is_held else "no renewal was answered in time")
 
     def _expire(self, reason: str) -> None:
         self._expired = True

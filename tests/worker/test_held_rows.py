@@ -112,6 +112,24 @@ async def test_a_renewal_waits_for_no_held_row(postgres_migrated: str) -> None:
             await handles[3].wait()
 
 
+async def test_a_held_lease_is_named(postgres_migrated: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Work goes on until the lease ends; then it stops, with the reason, until the row is free."""
+    done.clear()
+    options = RuntimeOptions.make(worker_lease_timeout=3.0)
+    async with Worker(app, postgres_migrated, options), Client(postgres_migrated) as client:
+        for name in ("s0", "s1"):
+            await client.start(counting, instance_id=name)
+        await until(lambda: min(done["s0"], done["s1"]) >= 3)
+        async with await psycopg.AsyncConnection.connect(postgres_migrated) as holder:
+            await holder.execute("SELECT FROM affinity.workers FOR UPDATE")
+            before = done.copy()
+            await until(lambda: "another transaction holds the row of this worker" in caplog.text)
+            assert min(done[name] - before[name] for name in ("s0", "s1")) >= 3
+            await holder.rollback()
+        before = done.copy()
+        await until(lambda: min(done[name] - before[name] for name in ("s0", "s1")) >= 3)
+
+
 class Chat(BaseModel):
     """Nothing."""
 
