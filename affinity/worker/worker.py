@@ -27,12 +27,12 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import anyio
 
@@ -42,7 +42,7 @@ from affinity.errors import DatabaseChanged, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
-from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, WorkerIdentity
+from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, WorkerIdentity, WorkerInfo
 from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
@@ -58,6 +58,9 @@ from affinity_workflows import VERSION
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 T = TypeVar("T")
+
+_BEGUN: Final[set[Incarnation]] = set()
+"""The incarnations of this process."""
 
 MEASURE_TIMEOUT = 3.0
 """Seconds that a scrape of the metrics waits for the database, or for a loop that is blocked."""
@@ -96,6 +99,7 @@ class Worker(AsyncBlock):
         refuse_in_orchestration("a Worker")
         self.options: RuntimeOptions = options or RuntimeOptions.from_environment()
         self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
+        self._own = {self.identity.incarnation}
         self.metrics: Metrics = Metrics(self.identity.worker_id, app)
         self.metrics_port: int | None = None
         self._progress = LoopProgress()
@@ -267,6 +271,7 @@ class Worker(AsyncBlock):
                 return
             timeline, timeout = Timeline(timeline), None
             self.identity = _new_identity(self.identity.worker_id)
+            self._own.add(self.identity.incarnation)
             self._health.forget_all()
 
     async def _until_over(self, runtime: Runtime) -> None:
@@ -362,7 +367,9 @@ class Worker(AsyncBlock):
             answer = await provider.register_worker(self.identity, lease, self._labels, profile=self.runtime.profile)
             self.runtime.lease.note_renewal(answer)
 
+        former = await self._retry(provider.list_workers, timeout)
         await self._retry(register, timeout)
+        self._report_takeover(former)
         with contextlib.suppress(ProviderError):  # only a hint
             await provider.notify_workers({self.identity.worker_id: Hint()})  # the process that had the name stops
         try:
@@ -374,6 +381,19 @@ class Worker(AsyncBlock):
                     await provider.drain_worker(self.identity, restarts=True)
                 await provider.release_worker(self.identity, restart_grace=grace)
                 await provider.notify_workers({None: Hint()})
+
+    def _report_takeover(self, workers: Iterable[WorkerInfo]) -> None:
+        """Log that another process had the name, and may run."""
+        for worker in workers:
+            is_held = worker.worker_id == self.identity.worker_id and worker.alive and not worker.restarting
+            if is_held and worker.incarnation not in self._own and not _has_ended(worker, self._labels):
+                logger.warning(
+                    "worker %s: another process had this name, and its lease had not ended: process %s on %s. It stops "
+                    "now, if it still runs; give each worker a name of its own (worker_node_id)",
+                    worker.worker_id,
+                    worker.labels.get("pid"),
+                    worker.labels.get("host"),
+                )
 
     @asynccontextmanager
     async def _running(self, runtime: Runtime, renewer: LeaseRenewer, registered_at: float) -> AsyncIterator[None]:
@@ -468,7 +488,9 @@ class Worker(AsyncBlock):
 
 
 def _new_identity(worker_id: str) -> WorkerIdentity:
-    return WorkerIdentity(worker_id=worker_id, incarnation=Incarnation(secrets.token_hex(8)))
+    incarnation = Incarnation(secrets.token_hex(8))
+    _BEGUN.add(incarnation)
+    return WorkerIdentity(worker_id=worker_id, incarnation=incarnation)
 
 
 async def _cancel_after(event: anyio.Event, scope: anyio.CancelScope) -> None:
@@ -480,6 +502,24 @@ async def _close(provider: Provider) -> None:
     """Close it also when cancelled: the database notices a dropped connection late."""
     with anyio.move_on_after(LEAVE_SECONDS, shield=True):
         await provider.aclose()
+
+
+def _has_ended(worker: WorkerInfo, own: Mapping[str, str]) -> bool:
+    """Whether the process of a worker has ended, as far as this machine knows. ``own``: the labels of this process,
+    which a container may have started in the place of another one, with the same number.
+    """
+    host, pid = worker.labels.get("host"), worker.labels.get("pid", "")
+    if host != own["host"] or not pid.isdecimal():
+        return False
+    if pid == own["pid"]:
+        return worker.incarnation not in _BEGUN
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        pass
+    return False
 
 
 def _describe_process(app: App) -> dict[str, str]:

@@ -16,7 +16,7 @@ from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, 
 from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
-from affinity.provider.contract import FetchOptions, MessageReply, WorkAbandon
+from affinity.provider.contract import FetchOptions, Incarnation, MessageReply, WorkAbandon, WorkerIdentity
 from affinity.testing.conformance.providers.builders import profile
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import TIMEOUTS, Puppet
@@ -471,3 +471,24 @@ def test_what_no_live_worker_has_code_for_or_takes_needs_force(
     if code:
         timeout = ["--timeout", "0.1"] if arguments[0] == "ask" else []
         assert run(*arguments, *timeout, "--force").exit_code == (TIMED_OUT if timeout else 0)
+
+
+def test_workers_with_other_code_for_a_name_are_marked(play: Play) -> None:
+    """In the table and in the document; two releases of one app are not."""
+    codes = {"a": "place.one", "b": "place.two", "c": "elsewhere.one"}
+
+    async def serve(puppet: Puppet, *names: str) -> None:
+        for name in names:
+            identity = WorkerIdentity(worker_id=name, incarnation=Incarnation(name))
+            about = profile(registered={"activities": {"reply": codes[name]}})
+            await puppet.provider.register_worker(identity, 300, {"app": "shop"}, profile=about)
+
+    play(lambda puppet: serve(puppet, "a", "b"))
+    assert " *" not in succeed("workers")
+    assert [each["other_code"] for each in document("workers")] == [[]] * 3
+    play(lambda puppet: serve(puppet, "c"))
+    shown = succeed("workers")
+    assert "* other code for activity 'reply': a, b, c" in shown
+    assert {line.split()[0] for line in shown.splitlines() if "alive *" in line} == {"a", "b", "c"}
+    found = {each["worker_id"]: each["other_code"] for each in document("workers")}
+    assert found == {"puppet": [], **{name: ["activity 'reply'"] for name in "abc"}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -13,9 +14,10 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import ConnectionLost, Explanation, UnknownInstance, WaitTimeout
+from affinity.explain.names import differences
 from affinity.explain.reasons import MAX_DEPTH
 from affinity.provider import open_provider
-from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
+from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerInfo
 from affinity.testing import Env
 from affinity.testing.conformance.providers.builders import profile
 from affinity.worker import activities, registrations
@@ -210,7 +212,7 @@ async def test_names_that_no_live_worker_registers(
 
         await until(warned)
         await anyio.sleep(0.5)
-        assert caplog.text.count("no live worker registers") == 1
+        assert caplog.text.count("its instances wait until") == 1
         await client.start(tagged, instance_id="t")
         await explained(client, "t", "no_worker_with_tag")
         unserved = {one.sentence.partition(":")[0]: one for one in await client.unserved_work()}
@@ -392,6 +394,41 @@ def other_work() -> App:
         pass
 
     return made
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        (("shop", "place.sign"), ("shop", "place.sign"), False),
+        (("shop", "place.sign"), ("shop", "place.another"), False),  # a rollout
+        (("shop", "place.sign"), ("shop", "elsewhere.sign"), True),
+        (("shop", "place.sign"), ("books", "place.sign"), False),  # a library of both
+        (("shop", "place.sign"), ("books", "place.another"), True),
+    ],
+)
+def test_two_apps_differ_in_a_name_and_two_releases_do_not(
+    one: tuple[str, str], other: tuple[str, str], differ: bool
+) -> None:
+    found = differences([worker("a", *one), worker("b", *other), worker("dead", "shop", "else.where", alive=False)])
+    assert [(each.what, each.worker_ids) for each in found] == [("activity 'reply'", ["a", "b"])] * differ
+
+
+def worker(worker_id: str, app_name: str, digest: str, *, alive: bool = True) -> WorkerInfo:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return WorkerInfo(
+        worker_id=worker_id,
+        incarnation=Incarnation("i"),
+        alive=alive,
+        draining=False,
+        expires_in=1.0,
+        started_at=now,
+        sessions=0,
+        capacity=1,
+        code_version="1",
+        code_since=now,
+        labels={"app": app_name},
+        registered={"activities": {"reply": digest}},
+    )
 
 
 async def test_workers_with_different_code_for_a_name_warn_once(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -13,9 +17,11 @@ from affinity import RuntimeOptions, Worker
 from affinity.client import Client, Start
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, WorkerFenced
 from affinity.orchestration.wire import ActivityTask
-from affinity.provider.contract import WorkItem
+from affinity.provider import open_provider
+from affinity.provider.contract import Incarnation, WorkerIdentity, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
+from affinity.testing.conformance.providers.builders import profile
 from tests.support.apps import app
 
 pytestmark = pytest.mark.anyio
@@ -230,13 +236,14 @@ async def test_the_sessions_of_one_orchestration_are_for_all_workers(kept_url: s
         assert min(len(worker.runtime.sessions) for worker in (one, two)) >= 5  # as above
 
 
-async def test_a_worker_whose_name_is_taken_stops_immediately(kept_url: str) -> None:
-    """Long before it renews its lease, and before it polls."""
+async def test_a_worker_whose_name_is_taken_stops_immediately(kept_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Long before it renews its lease, and before it polls. The other one says at its start that it takes the name."""
     twin = RuntimeOptions.make(
         worker_node_id="twin", worker_lease_timeout=90, work_item_lock_timeout=90, poll_interval=60, stall_timeout=90
     )
     with pytest.raises(WorkerFenced):
         await _until_fenced(Worker(app, kept_url, twin), Worker(app, kept_url, twin))
+    assert caplog.text.count("worker twin: another process had this name") == 1
 
 
 async def _until_fenced(first: Worker, second: Worker) -> None:
@@ -244,6 +251,42 @@ async def _until_fenced(first: Worker, second: Worker) -> None:
         with anyio.fail_after(30):
             await first.runtime.lease.ended.wait()
         assert second.runtime.lease.error is None
+
+
+SECOND = WorkerIdentity(worker_id="twin", incarnation=Incarnation("another"))
+ENDED = "ended"  # in place of the number of a process
+
+
+@pytest.mark.parametrize(
+    ("labels", "is_logged"),
+    [
+        ({"host": "elsewhere", "pid": "17"}, True),
+        ({"host": socket.gethostname(), "pid": str(os.getppid())}, True),
+        ({"host": socket.gethostname(), "pid": ENDED}, False),
+        ({"host": socket.gethostname(), "pid": str(os.getpid())}, False),  # a container's process, number 1 again
+        ({}, True),
+    ],
+)
+async def test_a_worker_that_takes_the_name_of_another_process_logs_it(
+    kept_url: str, caplog: pytest.LogCaptureFixture, labels: dict[str, str], is_logged: bool
+) -> None:
+    """Unless that one has ended, as its machine knows, or has given the name back."""
+    if labels.get("pid") == ENDED:
+        done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], check=True, capture_output=True)
+        labels = {**labels, "pid": done.stdout.decode().strip()}
+    options = RuntimeOptions.make(worker_node_id="twin", **OPTIONS)
+    provider = await open_provider(kept_url)
+    try:
+        await provider.register_worker(SECOND, 60.0, labels, profile=profile())
+        async with Worker(app, kept_url, options):
+            said = [one.getMessage() for one in caplog.records if "another process had this name" in one.getMessage()]
+            assert len(said) == is_logged
+            assert all(f"process {labels.get('pid')} on {labels.get('host')}" in one for one in said)
+        caplog.clear()
+        async with Worker(app, kept_url, options):
+            assert "another process had" not in caplog.text
+    finally:
+        await provider.aclose()
 
 
 async def test_a_worker_logs_when_it_is_full(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
