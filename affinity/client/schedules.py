@@ -15,7 +15,7 @@ from affinity.client.calls import batches, check_delivery, retry
 from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule
-from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, MAX_PAGE, check_condition, check_text, several, truncate
+from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, check_condition, check_limit, check_text, several, truncate
 from affinity.orchestration.schedules import (
     Overlap,
     ScheduleOptions,
@@ -143,14 +143,15 @@ class Schedules:
 
         Args:
             app: only the schedules that this app declares.
-            limit: at most `limits.MAX_PAGE`.
+            limit: schedules at most, from 1 to `limits.MAX_PAGE`.
             after: name of the last schedule of the page before.
 
         Raises:
-            InvalidInput: a text that no store can keep.
+            InvalidInput: a text that no store can keep, or a limit out of range.
         """
+        check_limit(limit)
         check_condition((app, after), "app or after")
-        page = partial(self._provider.list_schedules, app=app, after=after, limit=min(limit, MAX_PAGE))
+        page = partial(self._provider.list_schedules, app=app, after=after, limit=limit)
         rows = await retry(page)
         return [_shown(row) for row in rows]
 

@@ -85,6 +85,23 @@ def test_the_table_of_options_is_as_the_code_generates_it() -> None:
     subprocess.run([sys.executable, ROOT / ".ci" / "options", "--check"], cwd=ROOT, check=True)
 
 
+def test_a_number_behind_an_option_of_workers_is_its_default() -> None:
+    """As in "`stall_timeout` (60 s)" and "`worker_lease_timeout`, 15 s"; a page that speaks of another value says "is"."""
+    defaults = affinity.RuntimeOptions().model_dump()
+    found = [
+        (name_of(page), name, float(number.replace(",", "")) * UNITS[unit])
+        for page in PAGES
+        for name, number, unit in DEFAULTS.findall(re.sub(r"\s+", " ", prose(page)))
+        if name in defaults
+    ]
+    assert len(found) > 12
+    assert [(page, name, value) for page, name, value in found if value != defaults[name]] == []
+
+
+UNITS = {"s": 1, "min": 60, "days": 86_400, "MiB": 2**20}
+DEFAULTS = re.compile(rf"`(\w+)`(?: \(|, |: )(\d[\d,.]*) ({'|'.join(UNITS)})\b")
+
+
 def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     code = (ROOT / "affinity" / "worker" / "metrics.py").read_text() + (
         ROOT / "affinity" / "worker" / "worker.py"
