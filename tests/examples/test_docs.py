@@ -86,7 +86,7 @@ def test_the_table_of_options_is_as_the_code_generates_it() -> None:
 
 
 def test_a_number_behind_an_option_of_workers_is_its_default() -> None:
-    """As in "`stall_timeout` (60 s)" and "`worker_lease_timeout`, 15 s"; a page that speaks of another value says "is"."""
+    """As in "`stall_timeout` (60 s)" and "`worker_lease_timeout`, 15 s"; for another value a page says "is"."""
     defaults = affinity.RuntimeOptions().model_dump()
     found = [
         (name_of(page), name, float(number.replace(",", "")) * UNITS[unit])
