@@ -149,6 +149,21 @@ def test_the_documentation_names_what_is_public() -> None:
     assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(affinity.__all__)
 
 
+def test_what_pages_and_examples_import_from_is_public() -> None:
+    """As the page on versions lists it. Of each listed package `__all__` says which names."""
+    row = next(line for line in (ROOT / "docs/run/versions.md").read_text().splitlines() if "`__all__` lists" in line)
+    listed = set(re.findall(r"`(affinity[.\w]*)`", row))
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py"), ROOT / "README.md"]
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    used = {
+        found: name for name, text in texts.items() for found in re.findall(r"(?:from|import) (affinity\.[.\w]+)", text)
+    }
+    used.pop("affinity.demo.conversations")  # the conversations of the demo, for one example
+    assert {module: file for module, file in used.items() if module not in listed} == {}
+    for module in listed - {"affinity.errors", "affinity.telemetry"}:
+        assert importlib.import_module(module).__all__
+
+
 TRACING: Final = (
     "tracing.py",
     "worker/tracing.py",

@@ -15,40 +15,54 @@ from click.shell_completion import CompletionItem
 from affinity.cli.help import INTERRUPTED, MISUSED, HelpGroup
 from affinity_workflows import VERSION
 
-_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "ask": ("instances.ask", "Send an event, and print the reply to it."),
-    "audit": ("audit.audit", "Show who did what."),
-    "cancel": ("instances.cancel", "Ask an instance to end."),
-    "console": ("console.console", "Show everything in a browser."),
-    "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
-    "delete": ("instances.delete", "Remove an instance and its history."),
-    "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),
-    "dev": ("dev.dev", "Run a worker that starts again when the code changes."),
-    "drain": ("cluster.drain", "Drain workers without ending them."),
-    "executions": ("inspection.executions", "Show the executions of an instance."),
-    "history": ("inspection.history", "Show what happened in an instance."),
-    "list": ("inspection.list_instances", "List instances, newest first."),
-    "migrate": ("cluster.migrate", "Bring the database's schema up to date."),
-    "prune": ("instances.prune", "Remove instances that ended long ago."),
-    "quotas": ("cluster.quotas", "Show or set the limits of the database."),
-    "raise": ("instances.raise_event", "Send an event to an instance."),
-    "rebalance": ("cluster.rebalance", "Show how full the workers are; suspend rebalancing."),
-    "replay": ("replay.replay", "Check that code fits the histories of instances."),
-    "reset": ("instances.reset", "Open an instance again at an earlier event."),
-    "resume": ("instances.resume", "Resume suspended instances, or drained workers."),
-    "schedules": ("schedules.schedules", "Show, create, pause and trigger schedules."),
-    "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
-    "show": ("inspection.show", "Show how an instance is."),
-    "start": ("instances.start", "Start an orchestration."),
-    "stats": ("inspection.stats", "Show how much there is to do."),
-    "stop": ("stop.stop", "Drain and end a worker of this machine, and wait for its end."),
-    "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
-    "wait": ("instances.wait", "Wait for an instance and print its result."),
-    "why": ("why.why", "Say what an instance waits for."),
-    "worker": ("worker.worker", "Run the orchestrations and activities of an app."),
-    "workers": ("cluster.workers", "Show the workers."),
+_THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "Run work": {
+        "worker": ("worker.worker", "Run the orchestrations and activities of an app."),
+        "start": ("instances.start", "Start an orchestration."),
+        "raise": ("instances.raise_event", "Send an event to an instance."),
+        "ask": ("instances.ask", "Send an event, and print the reply to it."),
+        "wait": ("instances.wait", "Wait for an instance and print its result."),
+    },
+    "Look": {
+        "list": ("inspection.list_instances", "List instances, newest first."),
+        "show": ("inspection.show", "Show how an instance is."),
+        "why": ("why.why", "Say what an instance waits for."),
+        "history": ("inspection.history", "Show what happened in an instance."),
+        "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
+        "executions": ("inspection.executions", "Show the executions of an instance."),
+        "stats": ("inspection.stats", "Show how much there is to do."),
+        "workers": ("cluster.workers", "Show the workers."),
+        "audit": ("audit.audit", "Show who did what."),
+        "console": ("console.console", "Show everything in a browser."),
+    },
+    "Act on instances": {
+        "cancel": ("instances.cancel", "Ask an instance to end."),
+        "resume": ("instances.resume", "Resume suspended instances, or drained workers."),
+        "reset": ("instances.reset", "Open an instance again at an earlier event."),
+        "delete": ("instances.delete", "Remove an instance and its history."),
+        "prune": ("instances.prune", "Remove instances that ended long ago."),
+    },
+    "Sessions, conversations, schedules": {
+        "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
+        "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
+        "schedules": ("schedules.schedules", "Show, create, pause and trigger schedules."),
+    },
+    "Operate": {
+        "migrate": ("cluster.migrate", "Bring the database's schema up to date."),
+        "drain": ("cluster.drain", "Drain workers without ending them."),
+        "stop": ("stop.stop", "Drain and end a worker of this machine, and wait for its end."),
+        "rebalance": ("cluster.rebalance", "Show how full the workers are; suspend rebalancing."),
+        "quotas": ("cluster.quotas", "Show or set the limits of the database."),
+    },
+    "Develop": {
+        "dev": ("dev.dev", "Run a worker that starts again when the code changes."),
+        "replay": ("replay.replay", "Check that code fits the histories of instances."),
+        "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),
+    },
 }
-"""The module and the name of each command, and its line in the help."""
+"""By what a person wants, the module and the name of each command, and its line in the help."""
+
+_COMMANDS: Final = {name: found for commands in _THEMES.values() for name, found in commands.items()}
 
 
 class _LazyGroup(HelpGroup):
@@ -68,8 +82,10 @@ class _LazyGroup(HelpGroup):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+        width = max(map(len, _COMMANDS))
+        for theme, commands in _THEMES.items():
+            with formatter.section(theme):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = {name: summary for name, (_, summary) in _COMMANDS.items() if name.startswith(incomplete)}

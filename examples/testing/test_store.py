@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import affinity
-from affinity.records import SessionStore
 from affinity.testing.conformance.stores import StoreConformance
 
 
@@ -21,7 +20,7 @@ class MemoryHarness:
         """The time as the store is to see it."""
         return self.stopped or datetime.now(UTC) + self.offset
 
-    async def open(self) -> SessionStore:
+    async def open(self) -> affinity.SessionStore:
         """A further store object on the same records."""
         return self.store
 
