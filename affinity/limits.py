@@ -173,6 +173,24 @@ PRUNE_EVENTS: Final = 10_000
 milliseconds.
 """
 
+SWEEP_LOOK: Final = 200
+"""Records, or whole journals, that one step of a sweep looks at."""
+
+SWEEP_ROWS: Final = 250
+"""Moves, or audit entries, that one step of a sweep removes: some milliseconds."""
+
+SWEEP_EVENTS: Final = 1_000
+"""Events of histories, or entries of journals, that one step of a sweep removes; one instance or journal goes whole."""
+
+DRAINED_RETENTION_SECONDS: Final = 7 * 86_400.0
+"""How long the row of a dead worker stays that an operator has drained, if its name may return: a week."""
+
+PRUNE_STEP_SECONDS: Final = 0.015
+"""Time after which a step of pruning ends. What it locks, or on SQLite each write, waits for so long."""
+
+PRUNE_LOOK_SECONDS: Final = 0.25
+"""The same for a step that only counts: it locks nothing, and its progress is shown."""
+
 PRUNE_TREE_EVENTS: Final = 500_000
 """Events of the largest tree of instances that a sweep removes: one statement removes a whole tree. Larger ones are
 left for `affinity prune`, with a longer ``statement_timeout``.

@@ -141,9 +141,9 @@ class Journals:
         self._changes.fail(error)
 
     async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
-        """See `JournalProvider.prune_journals`."""
-        prune = self._provider.prune_journals
-        return await self._retry(partial(prune, retention, limit=PRUNE_EVENTS, after=after, dry_run=dry_run))
+        """See `JournalProvider.prune_journals`; no journal is left out."""
+        prune = partial(self._provider.prune_journals, retention, limit=PRUNE_EVENTS, after=after, everything=True)
+        return await self._retry(partial(prune, dry_run=dry_run))
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         """See `JournalProvider.list_journals`."""

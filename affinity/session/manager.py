@@ -1,6 +1,6 @@
 """`SessionManager`: lists, shows, deletes, prunes, exports and imports the records of a session store.
 
-Only `SessionManager.delete` and `SessionManager.prune` remove records.
+Only `SessionManager.delete`, `SessionManager.prune`, and workers with an option of retention, remove records.
 """
 
 from __future__ import annotations

@@ -365,6 +365,7 @@ def describe_worker(options: RuntimeOptions, app: App, code: str) -> WorkerProfi
         tags=worker_tags(options),
         registered=app.registered(),
         interfaces=app.interfaces(),
+        named="worker_node_id" in options.model_fields_set,
     )
 
 

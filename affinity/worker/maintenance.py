@@ -13,10 +13,10 @@ from pathlib import Path
 import anyio
 
 from affinity.journal import JournalRetention
-from affinity.limits import MAX_BATCH, PRUNE_EVENTS
+from affinity.limits import MAX_BATCH
 from affinity.orchestration import App
 from affinity.orchestration.app import HasFunctions
-from affinity.provider.contract import Retention, WaitFailure, WorkItem
+from affinity.provider.contract import Retention, Sweep, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
 from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -33,10 +33,11 @@ DRAIN_STEP_SECONDS = 0.1
 FULL_RATIO = 0.9
 """Share of ``max_sessions_per_runtime`` below which the warning that a worker is full re-arms."""
 
-PRUNE_SECONDS = 60.0
-"""Between two searches for entries of journals that need not be kept: on SQLite such a search, if it is for old ones,
-looks at each journal.
-"""
+BACKLOG_PAUSE = 0.05
+"""Seconds between two steps of removing old data, at least."""
+
+BACKLOG_REST = 9.0
+"""The pause behind such a step as a multiple of its time: a backlog takes a tenth of the database."""
 
 RETRY_SECONDS = 10.0
 """Between two searches for instances that other code has suspended."""
@@ -113,29 +114,54 @@ class Maintenance(WorkerPart):
                 await self.sweep()
 
     async def sweep(self) -> None:
-        """One round of `sweeps`."""
-        sweep = partial(
-            self._provider.sweep,
-            interval=MAINTENANCE_SECONDS / 2,  # N workers together sweep once
-            session_retention=self._options.session_retention,
-            worker_retention=self._options.session_retention,
-            retention=Retention(
-                instances=self._options.instance_retention,
-                histories=self._options.history_retention,
-                moves=self._options.session_move_retention,
-                audit=self._options.audit_retention,
-            ),
-        )
-        limit_reached = True
-        while limit_reached:
-            done = await self._health.call(sweep, self.sweeps)
-            limit_reached = done.limit_reached
+        """One round of `sweeps`. It goes on while there are routes to repair, and, with pauses that leave the database
+        to turns, while there is old data to remove.
+        """
+        interval: float = MAINTENANCE_SECONDS / 2  # N workers together sweep once
+        while True:
+            began = anyio.current_time()
+            done = await self._health.call(partial(self._sweep_once, interval), self.sweeps)
             if done.rerouted:
                 self._notifier.hint(None)  # the worker that may take it now need not wait for its poll
             if done.swept:
                 self._metrics.count_sweep()
                 self.note_schedule(done.next_schedule)
                 await self._end_waits()
+            if done.records_removed or done.journals_removed:
+                logger.info(
+                    "worker %s: retention has removed %d session records, and %d journals with their records",
+                    self._identity.worker_id,
+                    done.records_removed,
+                    done.journals_removed,
+                )
+            if done.limit_reached:
+                continue
+            if not done.backlog:
+                return
+            pause = min(max(BACKLOG_PAUSE, BACKLOG_REST * (anyio.current_time() - began)), MAINTENANCE_SECONDS)
+            interval = pause / 2  # the others stay away meanwhile
+            await self._pause(pause)
+            if not self._lease.is_serving:
+                return
+
+    async def _sweep_once(self, interval: float) -> Sweep:
+        options = self._options
+        return await self._provider.sweep(
+            interval=interval,
+            session_retention=options.session_retention,
+            worker_retention=options.session_retention,
+            retention=Retention(
+                instances=options.instance_retention,
+                histories=options.history_retention,
+                moves=options.session_move_retention,
+                audit=options.audit_retention,
+                records=options.record_retention,
+                journals=options.resting_retention,
+                entries=JournalRetention(
+                    age=options.journal_retention, entries=options.journal_max_entries, size=options.journal_max_bytes
+                ),
+            ),
+        )
 
     async def _end_waits(self) -> None:
         """Fail work whose time to wait is over, and free sessions of busy holders for other workers."""
@@ -158,20 +184,6 @@ class Maintenance(WorkerPart):
             )
         if ended.freed:
             self._notifier.hint(None)
-
-    async def journals(self) -> None:
-        """Once a minute, if an option is set: entries of journals that need not be kept."""
-        keep = JournalRetention(
-            age=self._options.journal_retention,
-            entries=self._options.journal_max_entries,
-            size=self._options.journal_max_bytes,
-        )
-        prune = partial(self._provider.prune_journals, keep, limit=PRUNE_EVENTS)
-        while keep != JournalRetention():
-            await self._pause(PRUNE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
-            after: int | None = 0
-            while after is not None and self._lease.is_serving:
-                after = (await self._health.call_seldom(partial(prune, after=after), self.journals)).after
 
     async def moves(self) -> None:
         """Once a second: report hydrates and count moves, if a session has come here."""

@@ -33,6 +33,7 @@ from affinity.limits import (
     check_id,
     check_tag,
 )
+from affinity.retention import RetentionSeconds, SessionRetention
 
 ENVIRONMENT_PREFIX: Final = "AFFINITY_"
 
@@ -63,6 +64,7 @@ NONE: Final = "none"
 _WITH_NONE: Final = (
     *("session_move_retention", "audit_retention", "instance_retention", "history_retention", "journal_retention"),
     *("journal_max_entries", "journal_max_bytes", "code_version", "metrics_port"),
+    *SessionRetention.model_fields,
 )
 
 NOT_BELOW: Final = (
@@ -75,7 +77,6 @@ NOT_BELOW: Final = (
 """Pairs of options: the first may not be less than the second. With their unit, and the reason."""
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
-RetentionSeconds = Annotated[float, Field(gt=0, le=MAX_RETENTION_SECONDS, allow_inf_nan=False)]
 
 
 def _default_node_id() -> str:
@@ -83,7 +84,7 @@ def _default_node_id() -> str:
     return f"{socket.gethostname()[:200]}-{secrets.token_hex(4)}"
 
 
-class RuntimeOptions(BaseModel):
+class RuntimeOptions(SessionRetention):
     """How a worker runs. Durations are seconds.
 
     Raises:
@@ -292,7 +293,8 @@ class OptionDescription:
 
 def describe_options() -> Sequence[OptionDescription]:
     """All options of a worker, in their order."""
-    texts = _docstrings()
+    texts = _docstrings(RuntimeOptions) | _docstrings(SessionRetention)
+    inherited = SessionRetention.model_fields  # pydantic has them first
     return [
         OptionDescription(
             name=name,
@@ -302,13 +304,13 @@ def describe_options() -> Sequence[OptionDescription]:
             default=_default_text(name, field.default, kind),
             description=" ".join(texts[name].split()),
         )
-        for name, field in RuntimeOptions.model_fields.items()
+        for name, field in sorted(RuntimeOptions.model_fields.items(), key=lambda each: each[0] in inherited)
     ]
 
 
-def _docstrings() -> Mapping[str, str]:
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     """The docstrings of the options, of the source: reading it takes as long as all else that a worker imports here."""
-    (definition,) = ast.parse(inspect.getsource(RuntimeOptions)).body
+    (definition,) = ast.parse(inspect.getsource(model)).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
     for field, text in pairwise(definition.body):

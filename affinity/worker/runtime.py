@@ -166,7 +166,6 @@ class Runtime:
             maintenance.cancellations,
             maintenance.expiries,
             maintenance.sweeps,
-            maintenance.journals,
             maintenance.moves,
             maintenance.retries,
             maintenance.operator_drains,

@@ -9,7 +9,7 @@ from typing import Any, Final, LiteralString
 import psycopg
 import pytest
 
-from affinity.limits import MAX_REROUTE
+from affinity.limits import SWEEP_ROWS
 from affinity.provider.contract import Incarnation, InstanceUpdate, SessionHold, SessionWatch, WorkerIdentity
 from affinity.testing.conformance.providers.builders import SESSION_LOCK, payloads, work_item
 from tests.provider.postgres_stage import Stage, administrator, staged
@@ -80,12 +80,12 @@ async def test_expired_holds_are_swept_in_steps(stage: Stage) -> None:
     """And rows of sessions that somebody watches stay."""
     stage.rival.execute(
         "INSERT INTO session_holds SELECT 'x', 1, i, 's', clock() - '1 s'::interval, 300 FROM generate_series(1, %s) i",
-        [MAX_REROUTE + 1],
+        [SWEEP_ROWS + 1],
     )
     await stage.commit(acks=[stage.item.lock], watches=[SessionWatch("s", "moved")])
     stage.rival.execute("UPDATE sessions SET locked_until = clock() - '1 h'::interval")
     sweeps = [await stage.peer.provider.sweep(interval=0, session_retention=1, worker_retention=HOUR) for _ in range(2)]
-    assert [sweep.limit_reached for sweep in sweeps] == [True, False]
+    assert [sweep.backlog for sweep in sweeps] == [True, False]
     left = "SELECT (SELECT count(*) FROM session_holds), (SELECT count(*) FROM sessions)"
     assert stage.rival.execute(left).fetchone() == (0, 1)
     stage.rival.execute("DELETE FROM session_watches")

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import FINISHED, InstanceFilter, Retention
-from affinity.provider.postgres import retention
+from affinity.provider.postgres import old_data, retention
 from affinity.provider.postgres.driver import connections
 from affinity.provider.sqlite import retention as sqlite_retention
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MANY, MOST, collect_plans, rows_read
@@ -54,6 +54,7 @@ async def test_a_step_reads_what_it_looks_at(
     """By hand and in a sweep, with statistics and without: neither what runs, nor all that has ended."""
     for bound in ("PRUNE_WINDOW", "PRUNE_EVENTS"):
         monkeypatch.setattr(retention, bound, MOST // 4)
+    monkeypatch.setattr(old_data, "SWEEP_EVENTS", MOST // 4)
     plans: list[dict[str, Any]] = []
     monkeypatch.setattr(connections, "connect", partial(collect_plans, plans, connections.connect))
     for statement in ENDED:
@@ -103,6 +104,7 @@ async def test_on_sqlite_a_step_costs_the_same_among_many(
 ) -> None:
     """Whether 100 of each kind have ended, or 5,000."""
     monkeypatch.setattr(sqlite_retention, "PRUNE_WINDOW", FEW // 2)
+    monkeypatch.setattr(sqlite_retention, "PRUNE_STEP_SECONDS", float("inf"))
     old = (
         "INSERT INTO instances (instance_id, generation, name, status, parent_id, created_at, updated_at)"
         " SELECT 'child' || i, '1', 'flow', 'completed', 'x1', 0, i FROM numbers",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.limits import MAX_REROUTE
+from affinity.limits import SWEEP_ROWS
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, SessionHold, SessionWatch
 from affinity.provider.sqlite import SqliteProvider
 from affinity.records import SessionFilter
@@ -116,12 +116,12 @@ async def test_the_sweep_removes_old_holds_step_by_step(cluster: Cluster, path: 
     """And says when there are more of them; what still holds stays."""
     a = await cluster.worker("a")
     at = await a.own("i")
-    first, last = [SessionHold("s", number, 10.0) for number in range(MAX_REROUTE)], SessionHold("t", MAX_REROUTE, 10.0)
-    await a.go_on(at, holds=[*first, last, SessionHold("u", MAX_REROUTE + 1, 1_000.0)])
+    first, last = [SessionHold("s", number, 10.0) for number in range(SWEEP_ROWS)], SessionHold("t", SWEEP_ROWS, 10.0)
+    await a.go_on(at, holds=[*first, last, SessionHold("u", SWEEP_ROWS + 1, 1_000.0)])
     await cluster.advance(20)
-    assert (await cluster.sweep()).limit_reached
+    assert (await cluster.sweep()).backlog
     assert rows(path, "session_holds") == 2
-    assert not (await cluster.sweep()).limit_reached
+    assert not (await cluster.sweep()).backlog
     assert rows(path, "session_holds") == 1
 
 

@@ -136,4 +136,4 @@ def test_none_is_given_by_variable_and_flag(option: OptionDescription) -> None:
 
 def test_the_options_with_none_are_those_that_may_be_none() -> None:
     may_be = [name for name, field in RuntimeOptions.model_fields.items() if type(None) in get_args(field.annotation)]
-    assert [option.name for option in describe_options() if option.has_none] == may_be
+    assert {option.name for option in describe_options() if option.has_none} == {*may_be}

@@ -73,7 +73,7 @@ async def test_a_worker_removes_old_entries_of_journals(
     kept_url: str, monkeypatch: pytest.MonkeyPatch, option: str, value: float, left: int
 ) -> None:
     """By age, number and bytes; without an option none is removed."""
-    monkeypatch.setattr(maintenance, "PRUNE_SECONDS", 0.05)
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 0.05)
     note = NewEntry(kind="note", payload='"1234"')
     start = JournalStart(name="elsewhere", start="start", generation="b")
     append = JournalAppend(session_id="s", kind="chat", entry=note, message=None, start=start)

@@ -28,7 +28,7 @@ def prune(shell: Shell, *, dry_run: bool, yes: bool, **bounds: Any) -> None:
 
     Events that no wake has processed stay, with all behind them; so do the entries of a wake with a request that waits
     for an answer, and entries that a fork continues. The options journal_retention, journal_max_entries and
-    journal_max_bytes of workers do the same once a minute.
+    journal_max_bytes of workers do the same all the time.
 
     Examples:
       affinity conversation prune --older-than 90d --dry-run

@@ -80,8 +80,8 @@ def prune(shell: Shell, *, labels: tuple[tuple[str, str], ...], dry_run: bool, y
     all its descendants, and the newest of them decides how old they are; --keep then counts families. Many records go
     in steps: when it was interrupted, repeat the command, and it goes on.
 
-    The ids of what was removed go to stdout, one a line. Nothing is ever pruned unless this command, or
-    `SessionManager.prune`, is called.
+    The ids of what was removed go to stdout, one a line. Workers prune records only if they have
+    the option record_retention.
 
     Examples:
       affinity sessions prune --older-than 30d --dry-run

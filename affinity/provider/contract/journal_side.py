@@ -172,13 +172,22 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def prune_journals(
-        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+        self,
+        retention: JournalRetention,
+        *,
+        limit: int,
+        after: int = 0,
+        dry_run: bool = False,
+        everything: bool = False,
     ) -> JournalPruning:
         """One step through the journals that are over a bound, in the order of their ids, behind ``after``.
 
-        A step is at most `limits.PRUNE_WINDOW` of these journals, and at most ``limit`` of their entries. Journals over
-        a bound of entries or bytes are found by an index. A journal that another call is changing may be left out.
-        Entries that a fork has kept until this step go with the next round. With ``dry_run`` nothing changes, and
+        A step ends after `limits.PRUNE_STEP_SECONDS`, `limits.PRUNE_WINDOW` of these journals, or ``limit`` of their
+        entries; an index finds them. A journal that another call is changing may be left out.
+
+        A journal of which nothing can be removed goes behind: it is left out for a minute, and each time it is found so
+        again for twice as long, up to an hour. With ``everything`` it is not left out. When a fork is pruned, what it
+        continues is looked at again with the next round. With ``dry_run`` nothing changes, nothing is left out, and
         ``limit`` does not count.
         """
         ...

@@ -5,17 +5,21 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
+from affinity.journal import JournalRetention
 from affinity.records import frozen
 
 
 @frozen(kw_only=True)
 class Retention:
-    """Seconds for which ended instances, executions, moves of sessions and audit entries are kept; None: forever."""
+    """Seconds for which data is kept that a sweep removes; None: forever."""
 
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
     audit: float | None = None  # entries of the audit log
+    records: float | None = None  # of session state, since their last write; without a journal
+    journals: float | None = None  # at rest, since their last change, each with its instance and its record
+    entries: JournalRetention = JournalRetention()  # of all journals
 
 
 NO_RETENTION: Final = Retention()
@@ -33,7 +37,11 @@ class Sweep:
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
     audit_removed: int = 0
-    limit_reached: bool = False  # a bound was reached: call again without waiting
+    records_removed: int = 0
+    journals_removed: int = 0
+    entries_removed: int = 0
+    limit_reached: bool = False  # there may be more stale routes: call again without waiting
+    backlog: bool = False  # there is more to remove: call again after a pause, which leaves the database to others
     next_schedule: float | None = None  # seconds until a schedule is due, as in `DueSchedules`; None: none will be
 
 

@@ -327,13 +327,25 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         the queued sessions and of the session rows; the next call, of any worker, continues from there.
 
         Removes sessions that expired more than ``session_retention`` seconds ago, have no work and are not watched,
-        holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago. It never
-        removes records of session state, nor a session that a watch committed during the sweep names.
+        holds whose time is over, and workers whose lease ended more than ``worker_retention`` seconds ago; the row of a
+        worker with a name of its own that an operator drains stays for `limits.DRAINED_RETENTION_SECONDS`. It never
+        removes a session that a watch committed during the sweep names.
 
-        With ``retention``, it also does one step of `prune_instances`, from where the last sweep ended, for
-        `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events. It does one step of `prune_histories`,
-        and removes up to `limits.MAX_REROUTE` of the oldest rows of ``session_moves``. Schedules that no app declares
-        are removed when they ended so long ago as instances are kept.
+        With ``retention`` it also removes old data, in transactions of their own, each of which ends after about
+        `limits.PRUNE_STEP_SECONDS`: one step for each kind, from where the last sweep ended.
+
+        - instances: as `prune_instances`, for `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events.
+          Schedules that no app declares go when they ended so long ago.
+        - histories: as `prune_histories`. Moves and audit: the oldest rows.
+        - entries: as `prune_journals`.
+        - records: as a deletion of the session store with ``idle_only``. A record with a journal stays, and one whose
+          session is held by a `NewHold`, or was named at the start of an instance that has not ended.
+        - journals: with the instances of the same ids and their children, and the records; what forks continue stays,
+          as for `delete_journal`. A journal is *at rest* while it has no request, no revisit, no delegation, no child
+          that is left and no input that waits; nothing is delegated to it; its instance has ended, and not failed, or
+          has no message and no work item, and no child that runs; and no worker holds its session.
+
+        Of records and journals, what has to stay is looked at again with the next round, see `rounds`.
         """
         ...
 

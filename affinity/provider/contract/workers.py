@@ -69,6 +69,7 @@ class WorkerProfile:
     registered: RegisteredNames
     tags: WorkerTags = NO_TAGS
     interfaces: Interfaces = field(default_factory=dict)
+    named: bool = True  # it may return under its name, which is not a random one
 
 
 @frozen(kw_only=True)

@@ -26,6 +26,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
+    old_data            what a sweep removes because it is old
     journals            journals: append, what a wake has to do, read
     journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds

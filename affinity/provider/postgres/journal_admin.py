@@ -10,7 +10,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
-from affinity.limits import PRUNE_WINDOW
+from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS
 from affinity.provider.listing import list_portions
 from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
@@ -68,7 +68,13 @@ async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[b
 
 
 async def prune_journals(
-    db: Database, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+    db: Database,
+    retention: JournalRetention,
+    *,
+    limit: int,
+    after: int = 0,
+    dry_run: bool = False,
+    everything: bool = False,
 ) -> JournalPruning:
     """For a bound on entries or bytes, an index finds the journals near the bound; the statement checks them."""
     if retention == JournalRetention():
@@ -79,10 +85,9 @@ async def prune_journals(
         "size": None if retention.size is None else Int8(retention.size),
         "limit": Int8(limit),
         "after": Int8(after),
-        "window": Int8(PRUNE_WINDOW),
+        "milliseconds": Int8(round(1000 * (PRUNE_LOOK_SECONDS if dry_run else PRUNE_STEP_SECONDS))),
         "dry_run": dry_run,
     }
-    ((removed, goes_on),) = await db.connections.misc.run(
-        *with_entries(db.entries, _SQL["prune"], _SQL["pruned"], params)
-    )
+    statement = _SQL["prune_all" if everything else "prune"]
+    ((removed, goes_on),) = await db.connections.misc.run(*with_entries(db.entries, statement, _SQL["pruned"], params))
     return JournalPruning(entries=removed, after=goes_on)

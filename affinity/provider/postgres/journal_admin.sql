@@ -75,7 +75,11 @@ SELECT array_position(%(session)s, d.session_id), 'done' FROM result CROSS JOIN 
 
 -- prune: remove entries that are processed, oldest first; how many, and where the next step begins
 SELECT removed, goes_on
-FROM prune_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(window)s, %(dry_run)s)
+FROM prune_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(milliseconds)s, %(dry_run)s)
+
+-- prune_all: also of journals of which nothing could be removed lately
+SELECT removed, goes_on
+FROM prune_all_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(milliseconds)s, %(dry_run)s, true)
 
 -- pruned: the effect of prune, for the audit log
 SELECT 1, 'removed ' || removed FROM result WHERE removed > 0

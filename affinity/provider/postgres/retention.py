@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.errors import StatementTimeout
-from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
-from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
+from affinity.limits import PRUNE_EVENTS, PRUNE_WINDOW
+from affinity.provider.contract import HistoryPruning, InstancePruning
 from affinity.provider.postgres.audit import with_entries
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
@@ -25,11 +22,19 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 async def prune_instances(
     db: Database, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
 ) -> InstancePruning:
-    return await _prune(db, status, older_than, after, dry_run=dry_run)
+    return await prune(db, status, older_than, after, dry_run=dry_run)
 
 
 async def prune_histories(db: Database, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-    bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(PRUNE_EVENTS)}
+    return await prune_former(db, older_than, dry_run=dry_run)
+
+
+async def prune_former(
+    db: Database, older_than: float, *, dry_run: bool = False, events: int | None = None
+) -> HistoryPruning:
+    """One step of removing histories of former executions, of at most so many ``events``."""
+    most = PRUNE_EVENTS if events is None else events
+    bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(most)}
     if dry_run:
         ((executions,),) = await db.connections.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
         return HistoryPruning(executions=executions, limit_reached=False)
@@ -38,44 +43,34 @@ async def prune_histories(db: Database, older_than: float, *, dry_run: bool = Fa
     return HistoryPruning(executions=executions, limit_reached=more)
 
 
-async def sweep_ended(db: Database, retention: Retention, after: datetime | None) -> tuple[int, int]:
-    """One step of each that is wanted; instances and executions that were removed."""
-    instances = executions = 0
-    if retention.instances is not None:
-        step = await _sweep_instances(db, retention.instances, after)
-        if step.after != after:
-            await db.connections.misc.run(_SQL["set_pruned"], {"after": step.after})
-        instances = step.instances
-        ended = {"older_than": float(retention.instances), "window": Int8(PRUNE_WINDOW)}
-        await db.connections.misc.run(_SQL["remove_ended_schedules"], ended)
-    if retention.histories is not None:
-        executions = (await prune_histories(db, retention.histories)).executions
-    return instances, executions
+async def set_pruned(db: Database, after: datetime | None) -> None:
+    """Note where the next sweep goes on."""
+    await db.connections.misc.run(_SQL["set_pruned"], {"after": after})
 
 
-async def _sweep_instances(db: Database, older_than: float, after: datetime | None) -> InstancePruning:
-    step = partial(_prune, db, SWEPT_STATUSES, older_than, after, largest=PRUNE_TREE_EVENTS)
-    try:
-        return await step()
-    except StatementTimeout:  # a tree has more former executions than one statement removes: pass it over
-        return replace(await step(dry_run=True), roots=0, instances=0)
+async def remove_ended_schedules(db: Database, older_than: float) -> None:
+    """Remove schedules of clients that ended so long ago."""
+    ended = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW)}
+    await db.connections.misc.run(_SQL["remove_ended_schedules"], ended)
 
 
-async def _prune(
+async def prune(
     db: Database,
     status: frozenset[str],
     older_than: float,
     after: datetime | None,
     *,
+    events: int | None = None,
     largest: int | None = None,
     dry_run: bool = False,
 ) -> InstancePruning:
+    """One step, which ends when it has removed so many ``events``; trees of more than the ``largest`` stay."""
     params = {
         "status": Texts(sorted(status)),
         "older_than": float(older_than),
         "after": after or _BEGINNING,
         "window": Int8(PRUNE_WINDOW),
-        "events": Int8(PRUNE_EVENTS),
+        "events": Int8(PRUNE_EVENTS if events is None else events),
         "largest": None if largest is None else Int8(largest),
         "dry_run": dry_run,
     }

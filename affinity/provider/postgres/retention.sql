@@ -25,7 +25,7 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
     HAVING bool_and(t.status IN ('completed', 'failed', 'cancelled') AND t.updated_at < (SELECT at FROM cutoff))
        AND (%(largest)s::bigint IS NULL OR sum(t.event_count) <= %(largest)s)
 ), measured AS MATERIALIZED (
-    SELECT d.*, sum(d.events) OVER (ORDER BY d.ended_at, d.root) - d.events >= %(events)s AS is_later FROM due d
+    SELECT d.*, sum(d.events + d.size) OVER (ORDER BY d.ended_at, d.root) - d.events - d.size >= %(events)s AS is_later FROM due d
 ), locked AS MATERIALIZED (
     SELECT i.instance_id FROM measured m JOIN instances i ON i.instance_id = m.root
     WHERE NOT m.is_later AND NOT %(dry_run)s AND i.generation = m.generation AND i.status = ANY (%(status)s)

@@ -75,7 +75,7 @@ RIGHTS: Final[Sequence[Rights]] = (
         "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
         " instances_by_status journal_delegations journal_entries journal_parents journal_requests"
         " journal_revisits journal_steps journal_streams journal_wakes"
-        " journals message_keys resources schedules session_holds session_moves session_orders session_states"
+        " journals message_keys resources rounds schedules session_holds session_moves session_orders session_states"
         " session_watches sessions suspensions sweeps workers",
         client=_READ,
         worker=_CHANGE,
@@ -117,9 +117,11 @@ RIGHTS: Final[Sequence[Rights]] = (
         "add_instances append_input append_journals bounce_journals commit_turn commit_turns consume_messages"
         " create_instances create_journal create_journals restart_instances send_keyed_messages send_messages"
         " write_schedules creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
-        " find_inherited_event free_items holds_session instance_bytes is_outdated keeps_session latest_hold"
+        " cut_journals find_inherited_event find_resting free_items holds_session instance_bytes is_outdated"
+        " keep_usage keeps_session latest_hold"
         " lock_order lower_worker_has_room measure_instances park_items passes_fence places_in_order"
-        " prune_journals refuse release_busy release_sessions reply_messages reset_instance restrict_items"
+        " prune_all_journals prune_journals refuse release_busy release_sessions remove_resting"
+        " reply_messages reset_instance restrict_items"
         " start_journals unpark_items version_since write_journals",
         worker=_RUN,
     ),

@@ -179,6 +179,16 @@ def _is_saved(verdict: Sequence[Any]) -> bool:
     return bool(fits) and not repeated
 
 
+async def delete_records(connections: Connections, seen: Mapping[str, tuple[int, str]]) -> set[str]:
+    """Remove records, up to `DELETE_STEP`, that are not in use and have these versions and generations; their ids."""
+    rows = [
+        {"session_id": name, "family": name, "version": version, "generation": generation}
+        for name, (version, generation) in seen.items()
+    ]
+    statement = with_parts(_SQL["delete"], frozenset({"idle", "real"}))
+    return await _delete_step(connections, statement, rows, None) if rows else set()
+
+
 async def _delete_step(
     connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]], entries: str | None
 ) -> set[str]:

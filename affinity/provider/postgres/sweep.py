@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
 from affinity.errors import ProviderError
-from affinity.limits import MAX_REROUTE
+from affinity.limits import DRAINED_RETENTION_SECONDS, MAX_REROUTE, SWEEP_ROWS
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
+from affinity.provider.postgres.old_data import remove_old
 from affinity.provider.postgres.operations import Database
-from affinity.provider.postgres.retention import sweep_ended
 from affinity.provider.statements import load_statements
 
 WINDOW: Final = 5_000
@@ -58,12 +59,12 @@ async def sweep(
         **dict(zip(("queued_session", "queued_route", "session"), places, strict=True)),
         "window": Int8(WINDOW),
         "reroute": Int8(MAX_REROUTE),
+        "rows": Int8(SWEEP_ROWS),
         "offer_seconds": OFFER_SECONDS,
         "left": LEFT,
         "session_retention": float(session_retention),
         "worker_retention": float(worker_retention),
-        "move_retention": None if retention.moves is None else float(retention.moves),
-        "audit_retention": None if retention.audit is None else float(retention.audit),
+        "drained_retention": max(float(worker_retention), DRAINED_RETENTION_SECONDS),
         "dead": Int8(DEAD),
         "too_many": Int8(TOO_MANY),
         "half_sent": HALF_SENT,
@@ -71,24 +72,22 @@ async def sweep(
     }
     (
         *_,
-        [(items, messages, sessions, workers, holds, moves, audit, bloated, _, next_schedule)],
+        [(items, messages, sessions, workers, holds, bloated, _, next_schedule)],
     ) = await db.connections.misc.pipeline(_REPAIR, bounds)
-    more = max(items, messages, sessions, workers, holds, moves, audit) >= MAX_REROUTE
+    more = max(items, messages) >= MAX_REROUTE
     if more:
         await db.connections.misc.run(_SQL["again"])
     for table in bloated:
         with suppress(ProviderError):  # it took too long, or there was no room for it: another time
             await db.connections.misc.simple_query(_VACUUM[table])
-    instances, executions = await sweep_ended(db, retention, pruned_to)
-    return Sweep(
+    old = await remove_old(db, retention, pruned_to)
+    swept = Sweep(
         swept=True,
         rerouted=items + messages,
         sessions_removed=sessions,
         workers_removed=workers,
-        instances_removed=instances,
-        executions_removed=executions,
-        moves_removed=moves,
-        audit_removed=audit,
         limit_reached=more,
+        backlog=max(sessions, workers, holds) >= SWEEP_ROWS,
         next_schedule=next_schedule,
     )
+    return replace(swept, **{**old, "backlog": swept.backlog or bool(old["backlog"])})  # type: ignore[arg-type]

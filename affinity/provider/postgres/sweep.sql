@@ -139,7 +139,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
       -- The row has the session's tag: it stays while the session may begin again from its record.
       AND (x.tag IS NULL OR NOT EXISTS (SELECT FROM session_states r WHERE r.session_id = x.session_id))
-    FOR UPDATE OF x SKIP LOCKED
+    LIMIT %(rows)s FOR UPDATE OF x SKIP LOCKED
 ), removed_sessions AS (
     DELETE FROM sessions s USING old_sessions o WHERE s.session_id = o.session_id
     RETURNING 1
@@ -156,28 +156,18 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     DELETE FROM session_orders o USING old_orders r WHERE o.session_id = r.session_id
 ), old_holds AS MATERIALIZED (
     SELECT h.instance_id, h.execution_id, h.hold_id FROM session_holds h WHERE h.until < (SELECT clock())
-    ORDER BY h.until LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+    ORDER BY h.until LIMIT %(rows)s FOR UPDATE SKIP LOCKED
 ), removed_holds AS (
     DELETE FROM session_holds h USING old_holds o
     WHERE h.instance_id = o.instance_id AND h.execution_id = o.execution_id AND h.hold_id = o.hold_id
     RETURNING 1
 ), removed_waits AS (
     DELETE FROM activity_waits w WHERE NOT is_running(w)
-), old_moves AS MATERIALIZED (
-    -- The oldest ones, if the very oldest is old enough.
-    SELECT m.epoch, m.moved_at FROM session_moves m
-    -- A scalar subquery: it is asked once, not for each row.
-    WHERE (SELECT (SELECT moved_at FROM session_moves ORDER BY epoch LIMIT 1)
-                  < clock() - %(move_retention)s::float8 * interval '1 s')
-    ORDER BY m.epoch LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
-), removed_moves AS (
-    -- By a list: a join could be planned to begin with all rows.
-    DELETE FROM session_moves m WHERE m.epoch = ANY (ARRAY (
-        SELECT epoch FROM old_moves WHERE moved_at < clock() - %(move_retention)s::float8 * interval '1 s'))
-    RETURNING 1
 ), old_workers AS MATERIALIZED (
-    SELECT x.worker_id FROM workers x WHERE x.locked_until < clock() - %(worker_retention)s * interval '1 s' AND NOT x.drain_wanted
-    LIMIT %(reroute)s FOR UPDATE SKIP LOCKED
+    SELECT x.worker_id FROM workers x
+    WHERE x.locked_until < clock()
+        - CASE WHEN x.drain_wanted AND x.named THEN %(drained_retention)s ELSE %(worker_retention)s END * interval '1 s'
+    LIMIT %(rows)s FOR UPDATE SKIP LOCKED
 ), removed_workers AS (
     DELETE FROM workers w USING old_workers o WHERE w.worker_id = o.worker_id
     RETURNING 1
@@ -189,14 +179,15 @@ WITH RECURSIVE routed (session_id, route, n) AS (
                               ELSE coalesce((SELECT session_id FROM routed WHERE n = %(window)s), '') END,
         queued_route = CASE WHEN (SELECT count(*) FROM items) >= %(reroute)s THEN %(queued_route)s
                             ELSE coalesce((SELECT route FROM routed WHERE n = %(window)s), '') END,
-        session = CASE WHEN (SELECT count(*) FROM looked) < %(window)s THEN ''
+        -- As above, of sessions that may be removed.
+        session = CASE WHEN (SELECT count(*) FROM removed_sessions) >= %(rows)s THEN %(session)s
+                       WHEN (SELECT count(*) FROM looked) < %(window)s THEN ''
                        ELSE (SELECT max(session_id) FROM looked) END
     FROM (SELECT ctid FROM sweeps FOR NO KEY UPDATE SKIP LOCKED) mine
     WHERE sweeps.ctid = mine.ctid
 )
 SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT count(*) FROM removed_sessions),
-    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds), (SELECT count(*) FROM removed_moves),
-    remove_audit(%(audit_retention)s, %(reroute)s),
+    (SELECT count(*) FROM removed_workers), (SELECT count(*) FROM removed_holds),
     ARRAY(
         SELECT c.relname::text
         FROM unnest(ARRAY['worker_queue'::regclass, 'orchestrator_queue'::regclass]) AS q (oid) JOIN pg_class c USING (oid)

@@ -43,6 +43,7 @@ async def register_worker(
         "code": profile.code_version,
         "tags": list(profile.tags.tags),
         "only_tagged": profile.tags.only,
+        "named": profile.named,
         "registered": json.dumps(profile.registered),
         "interfaces": json.dumps(profile.interfaces),
     }

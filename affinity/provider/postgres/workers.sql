@@ -1,9 +1,9 @@
 -- put: the row of a worker
 INSERT INTO workers AS w (worker_id, incarnation, locked_until, draining, started_at, labels, capacity, app,
-    code_version, code_since, tags, only_tagged, registered, interfaces)
+    code_version, code_since, tags, only_tagged, registered, interfaces, named)
 VALUES (%(worker)s, %(incarnation)s, clock() + %(lease)s * interval '1 s', false, clock(), %(labels)s::jsonb,
     %(capacity)s, %(app)s, %(code)s, version_since(%(worker)s, %(app)s, %(code)s), %(tags)s,
-    %(only_tagged)s, %(registered)s::jsonb, %(interfaces)s)
+    %(only_tagged)s, %(registered)s::jsonb, %(interfaces)s, %(named)s)
 ON CONFLICT (worker_id) DO UPDATE
 
 -- register: take the name and its sessions, each with a new epoch; a trigger notifies watchers
@@ -11,7 +11,8 @@ ON CONFLICT (worker_id) DO UPDATE
 SET incarnation = excluded.incarnation, locked_until = clock() + %(lease)s * interval '1 s', draining = w.drain_wanted,
     started_at = clock(), labels = excluded.labels, capacity = excluded.capacity, app = excluded.app,
     code_version = excluded.code_version, code_since = excluded.code_since, tags = excluded.tags,
-    only_tagged = excluded.only_tagged, registered = excluded.registered, interfaces = excluded.interfaces
+    only_tagged = excluded.only_tagged, registered = excluded.registered, interfaces = excluded.interfaces,
+    named = excluded.named
 RETURNING clock();
 
 UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from affinity.audit import Acting, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry
-from affinity.limits import MAX_PAGE, MAX_REROUTE
+from affinity.limits import MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import Retention
 from affinity.provider.rows import to_audit_entry
 from affinity.provider.sqlite.driver.clock import instant
@@ -62,8 +62,9 @@ def list_page(tx: Tx, where: AuditFilter, limit: int) -> list[AuditEntry]:
     return [to_audit_entry(row, instant) for row in tx.rows(with_parts(SQL["list"], frozenset(given)), arguments)]
 
 
-def remove(tx: Tx, retention: Retention) -> int:
-    """Remove entries that are old enough, at most `MAX_REROUTE`; their number."""
+def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:
+    """Remove entries that are old enough, at most `SWEEP_ROWS`; their number, and whether there may be more."""
     if retention.audit is None:
-        return 0
-    return tx.run(SQL["remove"], {"before": tx.now - retention.audit, "limit": MAX_REROUTE})
+        return 0, False
+    removed = tx.run(SQL["remove"], {"before": tx.now - retention.audit, "limit": SWEEP_ROWS})
+    return removed, removed >= SWEEP_ROWS

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from time import monotonic
 from typing import Final, NamedTuple
 
 from affinity.journal import Description, JournalFilter, JournalPruning, JournalRetention
-from affinity.limits import PRUNE_WINDOW
+from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS, PRUNE_WINDOW
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.statements import load_statements
 
@@ -17,6 +18,9 @@ SQL: Final = load_statements(__package__, "journal_admin.sql")
 INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536
 """Journals with more are in the indexes by size: see ``schema/06_journals.sql``."""
+
+_TOGETHER: Final = 20
+"""Journals whose bounds are read together, while writers wait."""
 
 BY_ID: Final = SQL["list"].replace("(:session_id IS NULL OR j.session_id = :session_id)", "j.session_id = :session_id")
 BY_KIND: Final = SQL["list"].replace("(:kind IS NULL OR j.kind = :kind)", "j.kind = :kind")
@@ -137,28 +141,46 @@ class Prunable(NamedTuple):
     after: int | None  # where the next step begins
 
 
-def find_prunable(tx: Tx, retention: JournalRetention, after: int, *, each: int | None) -> Prunable:
+def find_prunable(
+    tx: Tx, retention: JournalRetention, after: int, *, each: int | None, everything: bool = False
+) -> Prunable:
     """The first journals behind ``after`` that are over a bound; of each, entries are counted up to ``each``."""
+    until = monotonic() + PRUNE_LOOK_SECONDS
+    over, goes_on = _find_over(tx, retention, after, math.inf if everything else tx.now)
+    entries: dict[int, int] = {}
+    for at in _read_bounds(tx, over, retention):
+        if monotonic() > until:
+            goes_on = at.journal_id - 1
+            break
+        entries[at.journal_id] = _count(tx, at, retention, each)
+    abandoned = after == 0 and bool(tx.gather(SQL["abandoned"], {"window": 1}))
+    return Prunable(entries, abandoned, goes_on)
+
+
+def _find_over(tx: Tx, retention: JournalRetention, after: int, look: float) -> tuple[list[int], int | None]:
+    """Journals over a bound, but for those that went behind until a later time than ``look``; and the last that was
+    looked at, if there are more.
+    """
     bounds = {
         "entries": math.inf if retention.entries is None else retention.entries,
         "size": math.inf if retention.size is None else retention.size,
         "cutoff": _cutoff(tx, retention),
         "after": after,
+        "look": look,
         "window": PRUNE_WINDOW,
     }
-    over = tx.gather(SQL["over_indexed" if _is_indexed(retention) else "over"], bounds)
-    entries = {at.journal_id: _count(tx, at, retention, each) for at in _read_bounds(tx, over, retention)}
-    abandoned = after == 0 and bool(tx.gather(SQL["abandoned"], {"window": 1}))
-    found = {journal_id: number for journal_id, number in entries.items() if number}
-    return Prunable(found, abandoned, over[-1] if len(over) == PRUNE_WINDOW else None)
+    if _is_indexed(retention):
+        over = tx.gather(SQL["over_indexed"], bounds)
+        return over, over[-1] if len(over) == PRUNE_WINDOW else None
+    looked = tx.gather(SQL["over"], bounds)
+    last = looked[-1][0] if len(looked) == PRUNE_WINDOW else None
+    return [journal_id for journal_id, is_over in looked if is_over], last
 
 
 def _is_indexed(retention: JournalRetention) -> bool:
     """Whether all journals over these bounds are in the indexes."""
-    return (
-        retention.age is None
-        and (retention.entries is None or retention.entries >= INDEXED_ENTRIES)
-        and (retention.size is None or retention.size >= INDEXED_BYTES)
+    return (retention.entries is None or retention.entries >= INDEXED_ENTRIES) and (
+        retention.size is None or retention.size >= INDEXED_BYTES
     )
 
 
@@ -172,12 +194,17 @@ def _count(tx: Tx, at: _Bounds, retention: JournalRetention, most: int | None) -
 
 
 def prune(tx: Tx, found: Prunable, retention: JournalRetention, limit: int, after: int) -> JournalPruning:
+    until = monotonic() + PRUNE_STEP_SECONDS
     removed = _remove_abandoned(tx, limit) if found.abandoned else 0
-    for at in _read_bounds(tx, [*found.entries], retention):
-        if removed >= limit:
-            break
-        removed += _cut(tx, at, retention, limit - removed)
-        after = at.journal_id - (removed >= limit)  # there may be more of this one
+    if kept := [journal_id for journal_id, number in found.entries.items() if not number]:
+        tx.run(SQL["keep"], {"journal_ids": to_json(kept), "now": tx.now})
+    doomed = [journal_id for journal_id, number in found.entries.items() if number]
+    for start in range(0, len(doomed), _TOGETHER):
+        for at in _read_bounds(tx, doomed[start : start + _TOGETHER], retention):
+            if removed >= limit or monotonic() > until:
+                return JournalPruning(entries=removed, after=after)
+            removed += _cut(tx, at, retention, limit - removed)
+            after = at.journal_id - (removed >= limit)  # there may be more of this one
     return JournalPruning(entries=removed, after=after if removed >= limit else found.after)
 
 
@@ -207,8 +234,8 @@ def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
     """Remove the first entries of a journal, up to ``room``; their number."""
     first_seq, size = _find_end(tx, at, retention, room)
     _keep_usage(tx, at, first_seq)
-    moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size}
-    for name in ("cut", "cut_wakes", "set_first"):
+    moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size, "now": tx.now}
+    for name in ("cut", "cut_wakes", "set_first", *(("free_base",) if at.base_seq else ())):
         tx.run(SQL[name], moved)
     return first_seq - at.first_seq
 

@@ -138,25 +138,40 @@ DELETE FROM journal_entries WHERE (journal_id, seq) IN (
     SELECT journal_id, seq FROM journal_entries WHERE journal_id = :journal_id ORDER BY seq LIMIT :limit
 );
 
--- over: journals that are over a bound
-SELECT json_group_array(journal_id) FROM (
-    SELECT j.journal_id FROM journals AS j
-    WHERE j.journal_id > :after AND j.first_seq <= j.last_seq
-      AND (j.last_seq - j.first_seq >= :entries OR j.size > :size OR coalesce(
-          (SELECT e.recorded_at FROM journal_entries AS e WHERE e.journal_id = j.journal_id AND e.seq = j.first_seq),
-          j.created_at) < :cutoff)
-    ORDER BY j.journal_id LIMIT :window
-);
+-- over: the next journals, each with whether it is over a bound
+SELECT json_group_array(json_array(
+    journal_id,
+    (kept_until IS NULL OR kept_until < :look) AND first_seq <= last_seq
+    AND (last_seq - first_seq >= :entries OR size > :size OR oldest_at < :cutoff)))
+FROM (SELECT * FROM journals WHERE journal_id > :after ORDER BY journal_id LIMIT :window);
 
--- over_indexed: the same of bounds that only journals in the indexes are over
+-- over_indexed: journals that are over a bound which an index serves
 SELECT json_group_array(journal_id) FROM (
+    SELECT old.journal_id FROM journals AS old INDEXED BY journals_by_oldest
+    WHERE old.kept_until IS NULL AND old.oldest_at < :cutoff AND old.journal_id > :after
+    UNION
+    SELECT kept.journal_id FROM journals AS kept INDEXED BY journals_kept
+    WHERE kept.kept_until IS NOT NULL AND kept.kept_until < :look AND kept.oldest_at < :cutoff AND kept.journal_id > :after
+    UNION
     SELECT long.journal_id FROM journals AS long INDEXED BY journals_by_entries
     WHERE long.last_seq - long.first_seq >= 64 AND long.last_seq - long.first_seq >= :entries AND long.journal_id > :after
+      AND (long.kept_until IS NULL OR long.kept_until < :look)
     UNION
     SELECT large.journal_id FROM journals AS large INDEXED BY journals_by_size
     WHERE large.size > 65536 AND large.size > :size AND large.journal_id > :after
+      AND (large.kept_until IS NULL OR large.kept_until < :look)
     ORDER BY journal_id LIMIT :window
 );
+
+-- keep: journals of which nothing can be removed go behind: for a minute, and each time for twice as long, up to an hour
+UPDATE journals SET
+    kept_until = :now + min(60 << kept_looks, 3600),
+    kept_looks = min(kept_looks + 1, 6)
+WHERE journal_id IN (SELECT value FROM json_each(:journal_ids));
+
+-- free_base: the journal that one continues is looked at again
+UPDATE journals SET kept_until = NULL, kept_looks = 0
+WHERE kept_until IS NOT NULL AND journal_id = (SELECT f.base_id FROM journals AS f WHERE f.journal_id = :journal_id);
 
 -- prune_bounds: of some journals: what they have, and the first entry that must be kept: the first input that waits, the
 -- first of a wake with a pending request, or one whose answer waits, or the first that another journal continues
@@ -217,4 +232,9 @@ DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq < :first_seq;
 DELETE FROM journal_wakes WHERE journal_id = :journal_id AND processed < :first_seq AND seq < :first_seq;
 
 -- set_first: the journal begins there now
-UPDATE journals SET first_seq = :first_seq, size = size - :size WHERE journal_id = :journal_id;
+UPDATE journals SET
+    first_seq = :first_seq, size = size - :size, kept_until = NULL, kept_looks = 0,
+    oldest_at = iif(:first_seq <= base_seq, oldest_at, coalesce((
+        SELECT e.recorded_at FROM journal_entries AS e
+        WHERE e.journal_id = :journal_id AND e.seq >= :first_seq ORDER BY e.seq LIMIT 1), :now))
+WHERE journal_id = :journal_id;

@@ -31,10 +31,11 @@ WHERE p.upto > coalesce(p.base_seq, 0);
 
 -- create: new journals
 INSERT INTO journals (
-    journal_id, session_id, kind, parent, parent_journal, title, owner, labels, created_at, updated_at
+    journal_id, session_id, kind, parent, parent_journal, title, owner, labels, oldest_at, created_at, updated_at
 )
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3,
-       (SELECT p.journal_id FROM journals AS p WHERE p.session_id = value ->> 3), value ->> 4, value ->> 5, value -> 6, :now, :now
+       (SELECT p.journal_id FROM journals AS p WHERE p.session_id = value ->> 3), value ->> 4, value ->> 5, value -> 6, :now,
+       :now, :now
 FROM json_each(:rows);
 
 -- append: entries, whose numbers are the next of their journals

@@ -19,11 +19,11 @@ FROM json_each(:journal_ids) AS a CROSS JOIN journals AS j ON j.journal_id = a.v
 -- create: a journal, as it is before its own entries
 INSERT INTO journals (
     journal_id, session_id, kind, parent, first_seq, last_seq, processed, base_id, base_seq, home, lineage, operator,
-    extras, title, owner, labels, created_at, updated_at, used
+    extras, title, owner, labels, oldest_at, created_at, updated_at, used
 )
 VALUES (
     :journal_id, :session_id, :kind, :parent, :first_seq, :last_seq, :processed, :base_id, :base_seq, :home, :lineage,
-    :operator, :extras, :title, :owner, :labels, :now, :now, json_patch(
+    :operator, :extras, :title, :owner, :labels, :now, :now, :now, json_patch(
         coalesce((SELECT used FROM journals WHERE journal_id = :merged_id), '{}'),
         coalesce((SELECT used FROM journals WHERE journal_id = :base_id), '{}'))
 );
@@ -96,6 +96,8 @@ SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->
 -- finish: a new journal, with its own entries
 UPDATE journals SET
     last_seq = :last_seq,
+    oldest_at = min(oldest_at, iif(base_id IS NULL, coalesce(
+        (SELECT min(e.recorded_at) FROM journal_entries AS e WHERE e.journal_id = :journal_id), oldest_at), oldest_at)),
     size = (SELECT coalesce(sum(length(CAST(e.payload AS BLOB))), 0) FROM journal_entries AS e WHERE e.journal_id = :journal_id)
 WHERE journal_id = :journal_id;
 

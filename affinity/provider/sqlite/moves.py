@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from affinity.limits import MAX_EPOCH, MAX_PAGE, MAX_REROUTE
+from affinity.limits import MAX_EPOCH, MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Retention, SessionMove
 from affinity.provider.rows import page_of_moves
 from affinity.provider.sqlite.driver.clock import instant
@@ -34,8 +34,9 @@ def list_page(
     return page_of_moves(tx.rows(statement, {**given, **bounds}), instant, limit, newest=after is None)
 
 
-def remove(tx: Tx, retention: Retention) -> int:
-    """Remove moves that are old enough, at most `MAX_REROUTE`; their number."""
+def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:
+    """Remove moves that are old enough, at most `SWEEP_ROWS`; their number, and whether there may be more."""
     if retention.moves is None:
-        return 0
-    return tx.run(SQL["remove"], {"before": tx.now - retention.moves, "limit": MAX_REROUTE})
+        return 0, False
+    removed = tx.run(SQL["remove"], {"before": tx.now - retention.moves, "limit": SWEEP_ROWS})
+    return removed, removed >= SWEEP_ROWS

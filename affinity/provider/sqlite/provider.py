@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
@@ -22,9 +23,12 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.provider.contract import (
+    NO_RETENTION,
     FleetLoad,
     Hint,
     HintSource,
+    Retention,
+    Sweep,
     TakenSession,
     Timeouts,
     Turn,
@@ -46,6 +50,7 @@ from affinity.provider.sqlite import (
     lineage,
     management,
     moves,
+    old_data,
     open_requests,
     orchestrations,
     planned_moves,
@@ -267,7 +272,22 @@ class SqliteProvider:
 
     # -- repair and hints
 
-    sweep: Final = _writes(sweeping.sweep)
+    async def sweep(
+        self,
+        *,
+        interval: float,
+        session_retention: float,
+        worker_retention: float,
+        retention: Retention = NO_RETENTION,
+    ) -> Sweep:
+        """Sweep; old data goes in transactions of their own, so that other writers come in between."""
+        sweep = partial(sweeping.sweep, session_retention=session_retention, worker_retention=worker_retention)
+        done = await self._write(partial(sweep, interval=interval))
+        if not done.swept or retention == NO_RETENTION:
+            return done
+        access = old_data.Access(self._write, self._read, self.prune_journals)
+        old = await old_data.remove_old(access, retention)
+        return replace(done, **{**old, "backlog": done.backlog or bool(old["backlog"])})  # type: ignore[arg-type]
 
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
         return self._subscribed(hints.Subscription(self._path, identity.worker_id, self._watch), self._subscriptions)
@@ -392,11 +412,17 @@ class SqliteProvider:
     delete_journal: Final = _acts("delete_journal", "journal", journal_admin.delete_journals)
 
     async def prune_journals(
-        self, retention: JournalRetention, *, limit: int, after: int = 0, dry_run: bool = False
+        self,
+        retention: JournalRetention,
+        *,
+        limit: int,
+        after: int = 0,
+        dry_run: bool = False,
+        everything: bool = False,
     ) -> JournalPruning:
         """Prune journals. Looks for them without the lock that writers need."""
-        find = journal_admin.find_prunable
-        found = await self._read(find, retention, after, each=None if dry_run else 1)
+        find = partial(journal_admin.find_prunable, each=None if dry_run else 1, everything=everything or dry_run)
+        found = await self._read(find, retention, after)
         if dry_run or not (found.entries or found.abandoned):
             return JournalPruning(entries=sum(found.entries.values()), after=found.after)
         return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)

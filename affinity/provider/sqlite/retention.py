@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, NamedTuple
+from time import monotonic
+from typing import Any, Final, NamedTuple
 
-from affinity.limits import PRUNE_EVENTS, PRUNE_TREE_EVENTS, PRUNE_WINDOW
+from affinity.limits import PRUNE_EVENTS, PRUNE_STEP_SECONDS, PRUNE_TREE_EVENTS, PRUNE_WINDOW, SWEEP_EVENTS
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
 from affinity.provider.sqlite import instances as stored
-from affinity.provider.sqlite import replies
+from affinity.provider.sqlite import replies, schedules
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -31,33 +32,47 @@ def prune_instances(
 
 
 def prune_histories(tx: Tx, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
+    return _prune_histories(tx, older_than, events=PRUNE_EVENTS, dry_run=dry_run)
+
+
+def _prune_histories(tx: Tx, older_than: float, *, events: int, dry_run: bool = False) -> HistoryPruning:
+    until = monotonic() + PRUNE_STEP_SECONDS
     cutoff = tx.now - older_than
     if dry_run:
         return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)
     more_keys = replies.forget(tx, cutoff)
     due = tx.rows(SQL["histories"], {"cutoff": cutoff, "window": PRUNE_WINDOW})
-    room, executions = PRUNE_EVENTS, 0
+    room, executions = events, 0
     for instance_id, execution_id in due:
         at = {"instance_id": instance_id, "execution_id": execution_id}
         room -= tx.run(SQL["cut_history"], {**at, "events": room})
         if room <= 0:
             return HistoryPruning(executions=executions, limit_reached=True)
         executions += tx.run(SQL["forget"], at)
+        if monotonic() > until:
+            return HistoryPruning(executions=executions, limit_reached=True)
     return HistoryPruning(executions=executions, limit_reached=more_keys or len(due) == PRUNE_WINDOW)
 
 
-def sweep(tx: Tx, retention: Retention) -> tuple[int, int]:
-    """One step of each that is wanted; instances and executions that were removed."""
-    instances = executions = 0
-    if retention.instances is not None:
-        after = tx.value(SQL["pruned_to"])
-        step = _prune(tx, SWEPT_STATUSES, retention.instances, after=after, largest=PRUNE_TREE_EVENTS)
-        if step.after != after:
-            tx.run(SQL["set_pruned"], {"after": step.after or 0.0})
-        instances = step.instances
-    if retention.histories is not None:
-        executions = prune_histories(tx, retention.histories).executions
-    return instances, executions
+def sweep_instances(tx: Tx, retention: Retention) -> tuple[int, bool]:
+    """One step of a sweep: instances that it removed, and whether there may be more."""
+    if retention.instances is None:
+        return 0, False
+    after = tx.value(SQL["pruned_to"])
+    bounds: dict[str, Any] = {"largest": PRUNE_TREE_EVENTS, "events": SWEEP_EVENTS}
+    step = _prune(tx, SWEPT_STATUSES, retention.instances, after=after, **bounds)
+    if step.after != after:
+        tx.run(SQL["set_pruned"], {"after": step.after or 0.0})
+    schedules.remove_ended(tx, retention.instances)
+    return step.instances, step.instances > 0 and step.after is not None
+
+
+def sweep_histories(tx: Tx, retention: Retention) -> tuple[int, bool]:
+    """One step of a sweep: executions whose histories it removed, and whether there may be more."""
+    if retention.histories is None:
+        return 0, False
+    step = _prune_histories(tx, retention.histories, events=SWEEP_EVENTS)
+    return step.executions, step.limit_reached
 
 
 class _PruneStep(NamedTuple):
@@ -72,9 +87,11 @@ def _prune(
     older_than: float,
     *,
     after: float,
+    events: int = PRUNE_EVENTS,
     largest: float = float("inf"),
     dry_run: bool = False,
 ) -> _PruneStep:
+    until = monotonic() + PRUNE_STEP_SECONDS
     cutoff = tx.now - older_than
     ended = {"cutoff": cutoff, "after": after, "status": to_json(sorted(status)), "window": PRUNE_WINDOW}
     rows = tx.rows(SQL["ended"], ended)
@@ -82,13 +99,13 @@ def _prune(
     for instance_id, ended_at, is_due in rows:
         if not is_due:
             continue
-        if removed >= PRUNE_EVENTS and not dry_run:
+        if not dry_run and (removed >= events or (instances and monotonic() > until)):
             earlier = [at for _, at, _ in rows if at < ended_at]
             return _PruneStep(roots, instances, earlier[-1] if earlier else after)
-        size, events, all_ended = tx.rows(SQL["measure"], {"instance_id": instance_id, "cutoff": cutoff})[0]
-        if not all_ended or events > largest:
+        size, found, all_ended = tx.rows(SQL["measure"], {"instance_id": instance_id, "cutoff": cutoff})[0]
+        if not all_ended or found > largest:
             continue
         if not dry_run:
             stored.delete_instances(tx, [instance_id], force=False, tree=True)
-        roots, instances, removed = roots + 1, instances + size, removed + events
+        roots, instances, removed = roots + 1, instances + size, removed + found
     return _PruneStep(roots, instances, max(at for _, at, _ in rows) if len(rows) >= PRUNE_WINDOW else None)

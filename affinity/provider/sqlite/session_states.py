@@ -156,11 +156,16 @@ def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
 def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
     doomed = find_doomed(tx, asked)
     sessions.renew_epochs(tx, doomed)
+    remove(tx, doomed)
+    return doomed
+
+
+def remove(tx: Tx, doomed: Sequence[str]) -> None:
+    """Remove the records of sessions, and their journals."""
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["forget_participants"], doomed)
     tx.many(SQL["delete"], doomed)
     journal_admin.delete_journals(tx, doomed)
-    return doomed
 
 
 def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _FenceRow]:

@@ -20,10 +20,9 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from affinity.limits import MAX_REROUTE
-from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
-from affinity.provider.sqlite import activity_waits, audit, messages, moves, schedules, work_items
-from affinity.provider.sqlite import retention as pruning
+from affinity.limits import DRAINED_RETENTION_SECONDS, MAX_REROUTE, SWEEP_ROWS
+from affinity.provider.contract import LEFT, OFFER_SECONDS, Sweep
+from affinity.provider.sqlite import activity_waits, messages, schedules, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.sessions import is_offer, own_route
 from affinity.provider.statements import load_statements
@@ -36,37 +35,28 @@ and then.
 """
 
 
-def sweep(
-    tx: Tx, *, interval: float, session_retention: float, worker_retention: float, retention: Retention = NO_RETENTION
-) -> Sweep:
+def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention: float) -> Sweep:
     if not tx.run(SQL["begin"], {"now": tx.now, "interval": interval}):
         return Sweep(swept=False)
     repair = _Repair(tx)
     repair.run()
     sessions_removed = tx.run(
-        SQL["remove_sessions"], {"expired_before": tx.now - session_retention, "limit": MAX_REROUTE}
+        SQL["remove_sessions"], {"expired_before": tx.now - session_retention, "limit": SWEEP_ROWS}
     )
-    workers_removed = tx.run(SQL["remove_workers"], {"ended_before": tx.now - worker_retention, "now": tx.now})
-    holds_removed = tx.run(SQL["remove_holds"], {"now": tx.now, "limit": MAX_REROUTE})
+    ended = {"ended_before": tx.now - worker_retention, "now": tx.now}
+    ended["drained_before"] = tx.now - max(worker_retention, DRAINED_RETENTION_SECONDS)
+    workers_removed = tx.run(SQL["remove_workers"], ended)
+    holds_removed = tx.run(SQL["remove_holds"], {"now": tx.now, "limit": SWEEP_ROWS})
     activity_waits.remove(tx)
-    moves_removed = moves.remove(tx, retention)
-    audit_removed = audit.remove(tx, retention)
-    more = repair.exhausted or max(sessions_removed, holds_removed, moves_removed, audit_removed) >= MAX_REROUTE
-    if more:
+    if repair.exhausted:
         tx.run(SQL["due_immediately"])
-    instances, executions = pruning.sweep(tx, retention)
-    if retention.instances is not None:
-        schedules.remove_ended(tx, retention.instances)
     return Sweep(
         swept=True,
         rerouted=repair.rerouted,
         sessions_removed=sessions_removed,
         workers_removed=workers_removed,
-        instances_removed=instances,
-        executions_removed=executions,
-        moves_removed=moves_removed,
-        audit_removed=audit_removed,
-        limit_reached=more,
+        limit_reached=repair.exhausted,
+        backlog=max(sessions_removed, holds_removed) >= SWEEP_ROWS,
         next_schedule=schedules.next_due(tx),
     )
 

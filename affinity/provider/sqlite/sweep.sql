@@ -110,7 +110,7 @@ DELETE FROM session_holds WHERE (instance_id, execution_id, hold_id) IN (
 
 -- remove_workers: workers whose lease ended long ago, unless the lock of a session still names them
 DELETE FROM workers
-WHERE locked_until < :ended_before AND NOT drain_wanted
+WHERE locked_until < iif(drain_wanted AND named, :drained_before, :ended_before)
   AND NOT EXISTS (
       SELECT 1 FROM sessions AS s WHERE s.worker_id = workers.worker_id AND s.locked_until > :now
   );

@@ -74,7 +74,7 @@ def register(
     timeline.advance(tx)
     code = {"app": profile.app, "code_version": profile.code_version}
     reported: dict[str, Any] = {"labels": json.dumps(dict(labels)), "capacity": profile.capacity, **code}
-    reported |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only}
+    reported |= {"tags": json.dumps(list(profile.tags.tags)), "only_tagged": profile.tags.only, "named": profile.named}
     reported |= {"registered": json.dumps(profile.registered), "interfaces": json.dumps(profile.interfaces)}
     reported["code_since"] = _version_since(tx, identity, code)
     tx.run(SQL["put"], {**caller(tx, identity), **reported, "locked_until": tx.now + lease})

@@ -9,9 +9,9 @@ SELECT EXISTS (
 
 -- put: take the name and a lease; a new incarnation is a new start
 INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
-    code_since, tags, only_tagged, registered, interfaces)
+    code_since, tags, only_tagged, registered, interfaces, named)
 VALUES (:worker_id, :incarnation, :locked_until, :now, :labels, :capacity, :app, :code_version, :code_since, :tags,
-    :only_tagged, :registered, :interfaces)
+    :only_tagged, :registered, :interfaces, :named)
 ON CONFLICT (worker_id) DO UPDATE SET
     started_at = CASE incarnation WHEN excluded.incarnation THEN started_at ELSE excluded.started_at END,
     incarnation = excluded.incarnation,
@@ -25,7 +25,8 @@ ON CONFLICT (worker_id) DO UPDATE SET
     tags = excluded.tags,
     only_tagged = excluded.only_tagged,
     registered = excluded.registered,
-    interfaces = excluded.interfaces;
+    interfaces = excluded.interfaces,
+    named = excluded.named;
 
 -- version_since: since when the version is deployed that a worker registers, and the one of its name before
 SELECT (

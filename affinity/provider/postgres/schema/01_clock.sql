@@ -120,3 +120,12 @@ CREATE TABLE sweeps (
     rebalancing_suspended boolean NOT NULL DEFAULT false -- no worker may offer sessions to others
 ) WITH (fillfactor = 50);
 INSERT INTO sweeps VALUES ('-infinity');
+
+-- Rounds of retention, by what they remove: see affinity/provider/rounds.py.
+CREATE TABLE rounds (
+    name text COLLATE "C" PRIMARY KEY,
+    place text COLLATE "C", -- as JSON, where the next step begins; NULL: at the oldest row
+    removed bigint NOT NULL,
+    pause double precision NOT NULL, -- seconds, before it
+    due_at timestamptz NOT NULL
+) WITH (fillfactor = 50);

@@ -11,6 +11,7 @@ CREATE TABLE workers (
     sessions integer, -- and holds, as it said last
     -- An operator drains the worker: until it is resumed, each process of its name is draining from its registration on.
     drain_wanted boolean NOT NULL DEFAULT false,
+    named boolean NOT NULL DEFAULT true, -- it may return under its name
     -- Which code it runs, since when this version is deployed, and a digest of each function that it has registered.
     app text COLLATE "C" NOT NULL,
     code_version text COLLATE "C" NOT NULL,

@@ -33,6 +33,9 @@ CREATE TABLE journals (
     -- {"WRITER": [3, {"tokens": 30}]}. A writer is the beginning that the ids of the wakes of one instance share.
     used jsonb NOT NULL DEFAULT '{}',
     oldest_at timestamptz NOT NULL,
+    -- Retention has found nothing that it may remove, so many times in a row, and looks again then.
+    kept_until timestamptz,
+    kept_looks smallint NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL,
     -- Retention finds journals that are over a bound by these. A class grows by one for a quarter more. So the indexed value
@@ -47,9 +50,11 @@ CREATE INDEX journals_parent ON journals (parent, created_at, session_id) WHERE 
 CREATE INDEX journals_owner ON journals (owner, created_at, session_id) WHERE owner IS NOT NULL AND session_id IS NOT NULL;
 CREATE INDEX journals_labels ON journals USING gin (labels jsonb_path_ops) WHERE labels <> '{}';
 CREATE INDEX journals_base ON journals (base_id, base_seq) WHERE base_id IS NOT NULL;
-CREATE INDEX journals_oldest ON journals (oldest_at);
-CREATE INDEX journals_entries_class ON journals (entries_class, journal_id);
-CREATE INDEX journals_size_class ON journals (size_class, journal_id);
+CREATE INDEX journals_oldest ON journals (oldest_at, journal_id) WHERE kept_until IS NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_entries_class ON journals (entries_class, journal_id)
+    WHERE kept_until IS NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_size_class ON journals (size_class, journal_id) WHERE kept_until IS NULL AND session_id IS NOT NULL;
+CREATE INDEX journals_kept ON journals (kept_until) WHERE kept_until IS NOT NULL;
 
 -- origin_id, origin_seq: the entry that a merge has copied. request_seq: of an answer, the seq of its request.
 CREATE TABLE journal_entries (
@@ -1008,158 +1013,296 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Removes old entries, one step at a time: of the first journals after _after that are over a bound, _window of them at most.
--- `goes_on` is where the next step begins; NULL: this was the last one. With _dry, what would be removed is counted.
-CREATE FUNCTION prune_journals(
-    _age float8, _entries bigint, _size bigint, _limit bigint, _after bigint, _window bigint, _dry boolean,
+-- What entries of a journal behind _low have used, up to _upto, is added to what it keeps of removed entries. A payload that
+-- the database cannot read stops no retention.
+CREATE FUNCTION keep_usage(_journal bigint, _low bigint, _upto bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    entry record;
+    usage jsonb;
+    writers text[] := '{}';
+    usages jsonb[] := '{}';
+BEGIN
+    FOR entry IN
+        SELECT regexp_replace(coalesce(e.wake_id, (
+                SELECT w.wake_id FROM journal_entries w
+                WHERE w.journal_id = e.journal_id AND w.seq > e.seq AND w.wake_id IS NOT NULL
+                ORDER BY w.seq LIMIT 1), ''), '-[^-]*-[^-]*$', '') AS writer, e.payload
+        FROM find_entries(_journal, _low, _upto + 1, '{}', NULL, NULL, false, false, _upto - _low) o
+        -- OFFSET 0: by the key, whatever statistics say of the number of entries.
+        CROSS JOIN LATERAL (
+            SELECT n.* FROM journal_entries n WHERE n.journal_id = o.owner AND n.seq = o.seq OFFSET 0) e
+        WHERE e.payload LIKE '%"usage"%'
+        ORDER BY e.seq
+    LOOP
+        BEGIN
+            -- jsonb has no NUL.
+            usage := replace(entry.payload, '\u0000', '\u0001')::jsonb -> 'usage';
+        EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+            CONTINUE;
+        END;
+        IF jsonb_typeof(usage) = 'object' THEN
+            writers := writers || entry.writer;
+            usages := usages || usage;
+        END IF;
+    END LOOP;
+    UPDATE journals c SET used = c.used || added.used
+    FROM (
+        SELECT jsonb_object_agg(w.writer, jsonb_build_array(
+            w.entries + coalesce((j.used -> w.writer ->> 0)::bigint, 0),
+            coalesce(j.used -> w.writer -> 1, '{}') || (
+                SELECT coalesce(jsonb_object_agg(n.name, n.total), '{}') FROM (
+                    SELECT v.key AS name,
+                        sum(v.value::numeric) + coalesce((j.used -> w.writer -> 1 ->> v.key)::numeric, 0) AS total
+                    FROM unnest(writers, usages) AS u (writer, usage) CROSS JOIN LATERAL jsonb_each(u.usage) v
+                    WHERE u.writer = w.writer AND jsonb_typeof(v.value) = 'number'
+                    GROUP BY v.key) n))) AS used
+        FROM (SELECT u.writer, count(*) AS entries FROM unnest(writers) AS u (writer) GROUP BY u.writer) w
+        CROSS JOIN (SELECT o.used FROM journals o WHERE o.journal_id = _journal) j
+    ) added
+    WHERE c.journal_id = _journal AND added.used IS NOT NULL;
+END $$;
+
+-- Removes what these journals need not keep, _room entries at most: of one after the other, until the next does not fit. A
+-- journal of which nothing can be removed goes behind, each time for longer. `upto`: the last that is done with. With _dry,
+-- what would be removed is counted.
+CREATE FUNCTION cut_journals(
+    _ids bigint[], _cutoff timestamptz, _entries bigint, _size bigint, _room bigint, _dry boolean,
+    OUT removed bigint, OUT upto bigint
+) LANGUAGE plpgsql
+-- A plan costs more than what it does for ten journals.
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+DECLARE
+    mine bigint[] := _ids;
+    ids bigint[]; lows bigint[]; uptos bigint[]; sizes bigint[]; -- what goes: from behind `low` up to `upto`, with its bytes
+    one record;
+BEGIN
+    IF NOT _dry THEN
+        -- A locked journal is left for the next round, so that this one waits for no other transaction. A journal that is about
+        -- to continue one of these holds a share of its key.
+        SELECT array_agg(l.journal_id) INTO mine FROM (
+            SELECT c.journal_id FROM journals c WHERE c.journal_id = ANY (_ids) ORDER BY c.journal_id FOR UPDATE SKIP LOCKED) l;
+    END IF;
+    SELECT array_agg(t.journal_id), array_agg(t.low), array_agg(t.last), array_agg(t.bytes), coalesce(sum(t.last - t.low), 0)
+    INTO ids, lows, uptos, sizes, removed
+    FROM (
+        SELECT f.*, sum(f.last - f.low) OVER (ORDER BY f.journal_id) AS total
+        FROM (
+            SELECT j.journal_id, b.low, greatest(coalesce(o.last, i.last), b.low) AS last, coalesce(o.bytes, 0) AS bytes
+            FROM journals j
+            CROSS JOIN LATERAL (
+                SELECT j.first_seq - 1 AS low, least(
+                    (WITH RECURSIVE place AS (
+                        SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq AS upto
+                        UNION ALL
+                        SELECT b.journal_id, b.base_id, b.base_seq, least(p.upto, p.base_seq)
+                        FROM place p JOIN journals b ON b.journal_id = p.base_id
+                        WHERE p.base_seq > j.processed
+                    )
+                    SELECT min(w.seq) - 1
+                    FROM place p CROSS JOIN LATERAL (
+                        SELECT min(coalesce(e.request_seq, e.seq)) AS seq FROM journal_entries e
+                        WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto) w),
+                    (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = j.journal_id),
+                    (SELECT min(c.first_seq) - 1 FROM journals c
+                     WHERE c.base_id = j.journal_id AND c.first_seq <= c.base_seq),
+                    j.last_seq) AS high
+                OFFSET 0
+            ) b
+            CROSS JOIN LATERAL (SELECT b.low + least(b.high - b.low, _room) AS high OFFSET 0) h
+            CROSS JOIN LATERAL (
+                SELECT CASE WHEN b.low < j.base_seq THEN greatest(b.low, least(h.high, j.base_seq, CASE
+                    WHEN (j.created_at < _cutoff) IS TRUE OR (j.size > _size) IS TRUE THEN j.base_seq
+                    ELSE coalesce(j.last_seq - _entries, 0) END)) ELSE b.low END AS last
+                OFFSET 0
+            ) i
+            CROSS JOIN LATERAL (
+                SELECT max(e.seq) FILTER (WHERE e.goes) AS last, sum(e.bytes) FILTER (WHERE e.goes) AS bytes
+                FROM (
+                    SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
+                    FROM (
+                        SELECT e.seq, octet_length(e.payload) AS bytes,
+                            (e.recorded_at < _cutoff) IS TRUE OR (e.seq <= j.last_seq - _entries) IS TRUE
+                            OR (j.size - sum(octet_length(e.payload)) OVER (ORDER BY e.seq) + octet_length(e.payload)
+                                > _size) IS TRUE AS goes
+                        FROM (
+                            SELECT * FROM journal_entries n
+                            WHERE n.journal_id = j.journal_id AND n.seq > i.last AND n.seq <= h.high
+                              AND i.last >= coalesce(j.base_seq, 0)
+                            ORDER BY n.seq LIMIT _room) e) e) e
+                OFFSET 0
+            ) o
+            WHERE j.journal_id = ANY (mine)
+        ) f
+        ORDER BY f.journal_id
+    ) t
+    WHERE t.total <= _room;
+    upto := CASE
+        -- There may be more of the last of which something goes.
+        WHEN removed >= _room THEN (SELECT max(g.id) - 1 FROM unnest(ids, lows, uptos) AS g (id, low, last) WHERE g.last > g.low)
+        WHEN cardinality(ids) < cardinality(mine) THEN ids[cardinality(ids)]
+        ELSE _ids[cardinality(_ids)] END;
+    IF _dry OR ids IS NULL THEN
+        RETURN;
+    END IF;
+    FOR one IN
+        SELECT g.* FROM unnest(ids, lows, uptos) AS g (id, low, last)
+        WHERE g.last > g.low AND (
+            (SELECT j.base_seq > g.low FROM journals j WHERE j.journal_id = g.id) IS TRUE
+            OR (SELECT true FROM journal_entries e
+                WHERE e.journal_id = g.id AND e.seq > g.low AND e.seq <= g.last AND e.payload LIKE '%"usage"%' LIMIT 1))
+    LOOP
+        PERFORM keep_usage(one.id, one.low, one.last);
+    END LOOP;
+    WITH g AS MATERIALIZED (
+        SELECT * FROM unnest(ids, lows, uptos, sizes) AS g (id, low, last, bytes)
+    ), entries AS (
+        DELETE FROM journal_entries e USING g WHERE e.journal_id = g.id AND e.seq > g.low AND e.seq <= g.last
+    ), wakes AS (
+        DELETE FROM journal_wakes w USING g
+        WHERE w.journal_id = g.id AND w.processed < g.last AND w.seq <= g.last AND g.last > g.low
+    ), freed AS MATERIALIZED (
+        -- They may have waited for a journal that continues them.
+        SELECT b.journal_id FROM g JOIN journals j ON j.journal_id = g.id JOIN journals b ON b.journal_id = j.base_id
+        WHERE g.last > g.low AND b.kept_until IS NOT NULL AND b.journal_id <> ALL (ids)
+        FOR NO KEY UPDATE OF b SKIP LOCKED
+    ), awake AS (
+        UPDATE journals b SET kept_until = NULL, kept_looks = 0 FROM freed f WHERE b.journal_id = f.journal_id
+    )
+    UPDATE journals c
+    SET first_seq = g.last + 1, size = c.size - g.bytes,
+        oldest_at = CASE WHEN g.last < c.base_seq OR g.last <= g.low THEN c.oldest_at ELSE coalesce(
+            (SELECT e.recorded_at FROM journal_entries e WHERE e.journal_id = g.id AND e.seq > g.last
+             ORDER BY e.seq LIMIT 1), clock()) END,
+        kept_until = CASE WHEN g.stays THEN clock() + least(60 * 2 ^ c.kept_looks, 3600) * interval '1 s' END,
+        kept_looks = CASE WHEN g.stays THEN least(c.kept_looks + 1, 6) ELSE 0 END
+    FROM (
+        SELECT g.*, g.last <= g.low AND NOT EXISTS (
+            SELECT FROM g o JOIN journals f ON f.journal_id = o.id WHERE o.last > o.low AND f.base_id = g.id) AS stays
+        FROM g) g
+    WHERE c.journal_id = g.id;
+END $$;
+
+-- Removes old entries, one step at a time: of the first journals after _after that are over a bound. A step ends after _limit
+-- entries, or so many milliseconds: it keeps its journals locked for so long. `goes_on` is where the next step begins; NULL:
+-- this was the last one. With _kept, it also looks at journals of which nothing could be removed lately.
+CREATE FUNCTION prune_all_journals(
+    _age float8, _entries bigint, _size bigint, _limit bigint, _after bigint, _ms bigint, _dry boolean, _kept boolean,
     OUT removed bigint, OUT goes_on bigint
 ) LANGUAGE plpgsql
 -- The bounds decide which index serves.
 SET plan_cache_mode = force_custom_plan SET search_path FROM CURRENT AS $$
 DECLARE
-    cutoff timestamptz := clock() - _age * interval '1 s';
-    rest bigint := CASE WHEN _dry THEN 9223372036854775807 ELSE _limit END;
-    seen bigint := 0;
-    one bigint;
-    j journals;
-    low bigint;    -- behind the removed entries
-    high bigint;   -- the last that may be removed
-    upto bigint;   -- the last that is
-    own bigint;    -- the same of its own
-    bytes bigint;
-    entry record;
-    usage jsonb;
-    writers text[];
-    usages jsonb[];
+    until timestamptz := clock_timestamp() + _ms * interval '1 ms';
+    now timestamptz := clock();
+    cutoff timestamptz := now - _age * interval '1 s';
+    room bigint := CASE WHEN _dry THEN 9223372036854775807 ELSE _limit END;
+    found bigint[];
+    place int := 1;
+    step record;
 BEGIN
     removed := 0;
     goes_on := _after;
-    FOR one IN
-        SELECT c.journal_id FROM (
-            SELECT a.journal_id FROM journals a WHERE a.oldest_at < cutoff AND a.journal_id > _after
-            UNION
-            SELECT s.journal_id FROM journals s
-            WHERE s.size_class >= (ln(greatest(_size, 65536)::float8) * 4)::smallint AND s.size > _size
-              AND s.journal_id > _after
-            UNION
-            SELECT n.journal_id FROM journals n
-            WHERE n.entries_class >= (ln(greatest(_entries, 64)::float8) * 4)::smallint
-              AND n.last_seq - n.first_seq >= _entries AND n.journal_id > _after) o
-        JOIN journals c USING (journal_id)
-        WHERE c.session_id IS NOT NULL AND c.first_seq <= c.last_seq
-          AND NOT EXISTS (
-              SELECT FROM journals f WHERE f.base_id = c.journal_id AND f.first_seq <= least(f.base_seq, c.first_seq))
-        ORDER BY c.journal_id LIMIT _window
-    LOOP
-        seen := seen + 1;
-        -- A locked journal is left for the next round, so that this one waits for no other transaction. A journal that is about
-        -- to continue this one holds a share of its key.
-        IF _dry THEN
-            SELECT * INTO j FROM journals c WHERE c.journal_id = one;
-        ELSE
-            SELECT * INTO j FROM journals c WHERE c.journal_id = one FOR UPDATE SKIP LOCKED;
-        END IF;
-        IF NOT FOUND THEN
-            goes_on := one;
-            CONTINUE;
-        END IF;
-        low := j.first_seq - 1;
-        high := least((
-            WITH RECURSIVE place AS (
-                SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq AS upto
-                UNION ALL
-                SELECT b.journal_id, b.base_id, b.base_seq, least(p.upto, p.base_seq)
-                FROM place p JOIN journals b ON b.journal_id = p.base_id
-                WHERE p.base_seq > j.processed
-            )
-            SELECT min(i.seq) - 1
-            FROM place p CROSS JOIN LATERAL (
-                SELECT min(coalesce(e.request_seq, e.seq)) AS seq FROM journal_entries e
-                WHERE e.journal_id = p.journal_id AND e.is_input AND e.seq > j.processed AND e.seq <= p.upto) i),
-            (SELECT min(r.seq) - 1 FROM journal_requests r WHERE r.journal_id = one),
-            (SELECT min(f.first_seq) - 1 FROM journals f WHERE f.base_id = one AND f.first_seq <= f.base_seq),
-            j.last_seq);
-        high := low + least(high - low, rest);
-        upto := low;
-        IF low < j.base_seq THEN
-            upto := greatest(low, least(high, j.base_seq, CASE
-                WHEN (j.created_at < cutoff) IS TRUE OR (j.size > _size) IS TRUE THEN j.base_seq
-                ELSE coalesce(j.last_seq - _entries, 0) END));
-        END IF;
-        bytes := 0;
-        IF upto >= coalesce(j.base_seq, 0) AND upto < high THEN
-            SELECT max(e.seq) FILTER (WHERE e.goes), coalesce(sum(e.bytes) FILTER (WHERE e.goes), 0) INTO own, bytes
-            FROM (
-                SELECT e.seq, e.bytes, bool_and(e.goes) OVER (ORDER BY e.seq) AS goes
-                FROM (
-                    SELECT e.seq, octet_length(e.payload) AS bytes,
-                        (e.recorded_at < cutoff) IS TRUE OR (e.seq <= j.last_seq - _entries) IS TRUE
-                        OR (j.size - sum(octet_length(e.payload)) OVER (ORDER BY e.seq) + octet_length(e.payload)
-                            > _size) IS TRUE AS goes
-                    FROM (
-                        SELECT * FROM journal_entries o
-                        WHERE o.journal_id = one AND o.seq > upto AND o.seq <= high ORDER BY o.seq LIMIT rest) e) e) e;
-            upto := coalesce(own, upto);
-        END IF;
-        removed := removed + greatest(upto - low, 0);
-        rest := rest - greatest(upto - low, 0);
-        IF upto > low AND NOT _dry THEN
-            writers := '{}';
-            usages := '{}';
-            FOR entry IN
-                SELECT regexp_replace(coalesce(e.wake_id, (
-                        SELECT w.wake_id FROM journal_entries w
-                        WHERE w.journal_id = e.journal_id AND w.seq > e.seq AND w.wake_id IS NOT NULL
-                        ORDER BY w.seq LIMIT 1), ''), '-[^-]*-[^-]*$', '') AS writer, e.payload
-                FROM find_entries(one, low, upto + 1, '{}', NULL, NULL, false, false, upto - low) o
-                -- OFFSET 0: by the key, whatever statistics say of the number of entries.
-                CROSS JOIN LATERAL (
-                    SELECT n.* FROM journal_entries n WHERE n.journal_id = o.owner AND n.seq = o.seq OFFSET 0) e
-                WHERE e.payload LIKE '%"usage"%'
-                ORDER BY e.seq
-            LOOP
-                BEGIN
-                    -- jsonb has no NUL.
-                    usage := replace(entry.payload, '\u0000', '\u0001')::jsonb -> 'usage';
-                EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-                    CONTINUE; -- a payload that the database cannot read stops no retention
-                END;
-                IF jsonb_typeof(usage) = 'object' THEN
-                    writers := writers || entry.writer;
-                    usages := usages || usage;
-                END IF;
-            END LOOP;
-            UPDATE journals c SET used = c.used || added.used
-            FROM (
-                SELECT jsonb_object_agg(w.writer, jsonb_build_array(
-                    w.entries + coalesce((j.used -> w.writer ->> 0)::bigint, 0),
-                    coalesce(j.used -> w.writer -> 1, '{}') || (
-                        SELECT coalesce(jsonb_object_agg(n.name, n.total), '{}') FROM (
-                            SELECT v.key AS name,
-                                sum(v.value::numeric) + coalesce((j.used -> w.writer -> 1 ->> v.key)::numeric, 0) AS total
-                            FROM unnest(writers, usages) AS u (writer, usage) CROSS JOIN LATERAL jsonb_each(u.usage) v
-                            WHERE u.writer = w.writer AND jsonb_typeof(v.value) = 'number'
-                            GROUP BY v.key) n))) AS used
-                FROM (SELECT u.writer, count(*) AS entries FROM unnest(writers) AS u (writer) GROUP BY u.writer) w
-            ) added
-            WHERE c.journal_id = one AND added.used IS NOT NULL;
-            DELETE FROM journal_entries e WHERE e.journal_id = one AND e.seq > low AND e.seq <= upto;
-            DELETE FROM journal_wakes w WHERE w.journal_id = one AND w.processed < upto AND w.seq <= upto;
-            UPDATE journals c
-            SET first_seq = upto + 1, size = c.size - bytes,
-                oldest_at = CASE WHEN upto < c.base_seq THEN c.oldest_at ELSE coalesce(
-                    (SELECT e.recorded_at FROM journal_entries e WHERE e.journal_id = one AND e.seq > upto
-                     ORDER BY e.seq LIMIT 1), clock()) END
-            WHERE c.journal_id = one;
-        END IF;
-        IF rest <= 0 THEN
+    found := ARRAY (
+        SELECT a.journal_id FROM journals a
+        WHERE a.oldest_at < cutoff AND a.journal_id > _after AND a.kept_until IS NULL AND a.session_id IS NOT NULL
+        UNION
+        SELECT s.journal_id FROM journals s
+        WHERE s.size_class >= (ln(greatest(_size, 65536)::float8) * 4)::smallint AND s.size > _size
+          AND s.journal_id > _after AND s.kept_until IS NULL AND s.session_id IS NOT NULL
+        UNION
+        SELECT n.journal_id FROM journals n
+        WHERE n.entries_class >= (ln(greatest(_entries, 64)::float8) * 4)::smallint
+          AND n.last_seq - n.first_seq >= _entries AND n.journal_id > _after
+          AND n.kept_until IS NULL AND n.session_id IS NOT NULL
+        UNION
+        SELECT k.journal_id FROM journals k
+        WHERE k.kept_until < (CASE WHEN _kept THEN 'infinity' ELSE now END) AND k.session_id IS NOT NULL
+          AND k.journal_id > _after
+          AND (k.oldest_at < cutoff OR k.size > _size OR k.last_seq - k.first_seq >= _entries)
+        ORDER BY journal_id LIMIT 1000);
+    WHILE place <= cardinality(found) LOOP
+        SELECT * INTO step FROM cut_journals(found[place:place + 9], cutoff, _entries, _size, room - removed, _dry);
+        removed := removed + step.removed;
+        goes_on := step.upto;
+        IF removed >= room THEN
             RETURN; -- there may be more of this journal
         END IF;
-        goes_on := one;
+        WHILE found[place] <= goes_on LOOP
+            place := place + 1;
+        END LOOP;
+        IF clock_timestamp() > until AND place <= cardinality(found) THEN
+            RETURN;
+        END IF;
     END LOOP;
-    IF seen < _window THEN
+    IF cardinality(found) < 1000 THEN
         goes_on := NULL;
     END IF;
+END $$;
+
+-- The same, without journals of which nothing could be removed lately.
+CREATE FUNCTION prune_journals(
+    _age float8, _entries bigint, _size bigint, _limit bigint, _after bigint, _ms bigint, _dry boolean,
+    OUT removed bigint, OUT goes_on bigint
+) LANGUAGE sql SET search_path FROM CURRENT AS $$
+    SELECT * FROM prune_all_journals(_age, _entries, _size, _limit, _after, _ms, _dry, _dry)
+$$;
+
+-- Of these journals, those that nothing has changed since _cutoff and that nobody needs: see `WorkerProvider.sweep`.
+CREATE FUNCTION find_resting(_ids bigint[], _cutoff timestamptz) RETURNS SETOF bigint LANGUAGE sql STABLE AS $$
+    SELECT j.journal_id FROM journals j
+    -- OFFSET 0: by the key, whatever statistics say.
+    LEFT JOIN LATERAL (SELECT n.* FROM instances n WHERE n.instance_id = j.session_id OFFSET 0) i ON true
+    WHERE j.journal_id = ANY (_ids) AND j.session_id IS NOT NULL AND j.updated_at < _cutoff
+      AND (i.status IS NULL OR i.updated_at < _cutoff AND i.status IN ('completed', 'cancelled', 'pending', 'running'))
+      AND (SELECT true FROM session_states r WHERE r.session_id = j.session_id AND r.updated_at >= _cutoff) IS NULL
+      AND (SELECT true FROM journal_requests r WHERE r.journal_id = j.journal_id LIMIT 1) IS NULL
+      AND (SELECT true FROM journal_revisits r WHERE r.journal_id = j.journal_id LIMIT 1) IS NULL
+      AND (SELECT true FROM journal_delegations d WHERE d.journal_id = j.journal_id LIMIT 1) IS NULL
+      AND (SELECT true FROM journal_delegations d WHERE d.child = j.session_id LIMIT 1) IS NULL
+      AND (SELECT true FROM journals c
+           WHERE c.parent = j.session_id AND c.parent_journal = j.journal_id AND c.session_id IS NOT NULL LIMIT 1) IS NULL
+      AND (j.closed OR CASE WHEN j.processed < j.base_seq
+           THEN (SELECT true FROM find_entries(
+               j.journal_id, j.processed, j.last_seq + 1, '{}', NULL, NULL, true, false, 1)) IS NULL
+           ELSE (SELECT true FROM journal_entries e
+                 WHERE e.journal_id = j.journal_id AND e.is_input AND e.seq > j.processed LIMIT 1) IS NULL END)
+      AND (SELECT true FROM worker_queue q WHERE q.instance_id = j.session_id LIMIT 1) IS NULL
+      AND (SELECT true FROM worker_queue q WHERE q.session_id = j.session_id LIMIT 1) IS NULL
+      AND (SELECT true FROM orchestrator_queue q WHERE q.instance_id = j.session_id LIMIT 1) IS NULL
+      AND (SELECT true FROM instances c
+           WHERE c.parent_id = j.session_id AND c.status NOT IN ('completed', 'failed', 'cancelled') LIMIT 1) IS NULL
+      AND (SELECT true FROM held_sessions h WHERE h.session_id = j.session_id) IS NULL
+      AND (SELECT true FROM session_holds h WHERE h.session_id = j.session_id AND h.until > clock() LIMIT 1) IS NULL
+$$;
+
+-- Removes journals that are still so, with their instances and records; returns their number. It waits for no lock.
+CREATE FUNCTION remove_resting(_ids bigint[], _cutoff timestamptz) RETURNS bigint LANGUAGE plpgsql
+SET search_path FROM CURRENT AS $$
+DECLARE
+    mine bigint[]; sessions_gone text[];
+BEGIN
+    -- As locked: the rows of instances and journals, so that no commit and no append changes one meanwhile.
+    SELECT array_agg(l.journal_id) INTO mine FROM (
+        SELECT j.journal_id FROM journals j WHERE j.journal_id = ANY (_ids)
+        ORDER BY j.session_id FOR UPDATE SKIP LOCKED) l;
+    SELECT array_agg(j.journal_id), array_agg(j.session_id) INTO mine, sessions_gone
+    FROM journals j LEFT JOIN (
+        SELECT i.instance_id FROM instances i
+        WHERE i.instance_id = ANY (ARRAY (SELECT s.session_id FROM journals s WHERE s.journal_id = ANY (mine)))
+        ORDER BY i.instance_id FOR UPDATE SKIP LOCKED
+    ) l ON l.instance_id = j.session_id
+    WHERE j.journal_id = ANY (mine)
+      AND (l.instance_id IS NOT NULL OR (SELECT true FROM instances i WHERE i.instance_id = j.session_id) IS NULL);
+    SELECT array_agg(j.session_id) INTO sessions_gone
+    FROM find_resting(mine, _cutoff) f (journal_id) JOIN journals j USING (journal_id);
+    IF sessions_gone IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM delete_instances(sessions_gone, true, true);
+    UPDATE sessions s SET epoch = nextval('epochs') WHERE s.session_id = ANY (sessions_gone);
+    PERFORM delete_journals(sessions_gone);
+    DELETE FROM session_states r WHERE r.session_id = ANY (sessions_gone);
+    RETURN cardinality(sessions_gone);
 END $$;
 
 CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states

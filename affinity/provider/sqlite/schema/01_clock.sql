@@ -22,6 +22,16 @@ CREATE TABLE counters (
 INSERT INTO counters (name, value)
 VALUES ('epoch', 0), ('swept_at', 0), ('swept_clean', 0), ('pruned_to', 0), ('rebalancing_suspended', 0);
 
+-- Rounds of retention, by what they remove: see affinity/provider/rounds.py. place: as JSON, where the next step begins; NULL:
+-- at the oldest row. pause: seconds, before it.
+CREATE TABLE rounds (
+    name    TEXT PRIMARY KEY,
+    place   TEXT,
+    removed INTEGER NOT NULL,
+    pause   REAL NOT NULL,
+    due_at  REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- Which database this is, and which line of its history: see affinity/provider/timeline.py. One row. Each registration
 -- and renewal of a worker adds one to `reached`: a backup that is restored is behind what a worker saw.
 CREATE TABLE timeline (

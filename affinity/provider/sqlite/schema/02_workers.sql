@@ -10,6 +10,7 @@ CREATE TABLE workers (
     capacity     INTEGER NOT NULL, -- sessions that it may hold
     sessions     INTEGER, -- and holds, as it said last
     drain_wanted INTEGER NOT NULL DEFAULT 0, -- by an operator: until it is resumed, each process of its name is draining
+    named        INTEGER NOT NULL DEFAULT 1, -- it may return under its name
     app          TEXT NOT NULL,
     code_version TEXT NOT NULL,
     code_since   REAL NOT NULL, -- since when this version is deployed

@@ -31,6 +31,9 @@ CREATE TABLE journals (
     ended_wake    TEXT,
     ended_attempt INTEGER,
     used          TEXT NOT NULL DEFAULT '{}',
+    oldest_at     REAL NOT NULL, -- no entry of its own is older
+    kept_until    REAL, -- retention has found nothing that it may remove, so many times in a row, and looks again then
+    kept_looks    INTEGER NOT NULL DEFAULT 0,
     created_at    REAL NOT NULL,
     updated_at    REAL NOT NULL
 ) STRICT;
@@ -41,7 +44,9 @@ CREATE INDEX journals_by_kind ON journals (kind, created_at, session_id) WHERE s
 CREATE INDEX journals_by_parent ON journals (parent, created_at, session_id) WHERE parent IS NOT NULL;
 CREATE INDEX journals_by_owner ON journals (owner, created_at, session_id) WHERE owner IS NOT NULL;
 CREATE INDEX journals_deleted ON journals (journal_id) WHERE session_id IS NULL;
--- Retention finds journals that are over a bound of entries or bytes by these. Short ones are in neither.
+-- Retention finds journals that are over a bound by these. Short ones are not in the last two.
+CREATE INDEX journals_by_oldest ON journals (oldest_at) WHERE kept_until IS NULL;
+CREATE INDEX journals_kept ON journals (kept_until) WHERE kept_until IS NOT NULL;
 CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
 CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
 

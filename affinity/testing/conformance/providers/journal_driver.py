@@ -226,7 +226,8 @@ async def prune(talk: Conversation, **bounds: Any) -> int:
         round_removed = 0
         after: int | None = 0
         while after is not None:
-            step = await talk.journals.prune_journals(JournalRetention(**bounds), limit=3, after=after)
+            keep = JournalRetention(**bounds)
+            step = await talk.journals.prune_journals(keep, limit=3, after=after, everything=True)
             assert step.entries <= 3
             round_removed, after = round_removed + step.entries, step.after
         removed += round_removed

@@ -36,6 +36,7 @@ from affinity.testing.conformance.providers.locks import LockRules
 from affinity.testing.conformance.providers.management import ManagementRules
 from affinity.testing.conformance.providers.mixed_batches import MixedBatchRules
 from affinity.testing.conformance.providers.moves import MoveRules
+from affinity.testing.conformance.providers.old_data import OldDataRules
 from affinity.testing.conformance.providers.open_requests import OpenRequestRules
 from affinity.testing.conformance.providers.ordering import OrderRules
 from affinity.testing.conformance.providers.origins import OriginRules
@@ -132,6 +133,7 @@ class ProviderConformance(
     ActivityWaitRules,
     JournalAdministrationRules,
     JournalDescriptionRules,
+    OldDataRules,
     OpenRequestRules,
     JournalForkRules,
     LineageRules,

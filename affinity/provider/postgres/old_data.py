@@ -1,0 +1,120 @@
+"""Old data that a sweep removes: a step for each kind that has a retention, in transactions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from psycopg.types.numeric import Int8
+
+from affinity.errors import StatementTimeout
+from affinity.journal import JournalRetention
+from affinity.limits import PRUNE_TREE_EVENTS, SWEEP_EVENTS, SWEEP_LOOK, SWEEP_ROWS
+from affinity.provider.contract import SWEPT_STATUSES, InstancePruning, Retention
+from affinity.provider.postgres import journal_admin, retention
+from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.session_store import delete_records
+from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
+from affinity.provider.statements import load_statements
+
+_SQL: Final = load_statements(__package__, "old_data.sql")
+
+
+async def remove_old(db: Database, keep: Retention, after: datetime | None) -> dict[str, int | bool]:
+    """One step of each kind, as fields of a `Sweep`; ``after``: where the last step of instances stopped."""
+    removed: dict[str, int | bool] = {}
+    backlog = False
+    for name, older_than in (("moves", keep.moves), ("audit", keep.audit)):
+        if older_than is not None:
+            bounds = {"older_than": float(older_than), "limit": Int8(SWEEP_ROWS)}
+            ((rows,),) = await db.connections.misc.run(_SQL[f"remove_{name}"], bounds)
+            removed[f"{name}_removed"] = rows
+            backlog |= rows >= SWEEP_ROWS
+    if keep.instances is not None:
+        step = await _sweep_instances(db, keep.instances, after)
+        if step.after != after:
+            await retention.set_pruned(db, step.after)
+        removed["instances_removed"] = step.instances
+        backlog |= step.instances > 0 and step.after is not None
+        await retention.remove_ended_schedules(db, keep.instances)
+    if keep.histories is not None:
+        pruned = await retention.prune_former(db, keep.histories, events=SWEEP_EVENTS)
+        removed["executions_removed"] = pruned.executions
+        backlog |= pruned.limit_reached
+    counts, more = await run_rounds(_kinds(db, keep), _Rounds(db))
+    return {**removed, **counts, "backlog": backlog or more}
+
+
+async def _sweep_instances(db: Database, older_than: float, after: datetime | None) -> InstancePruning:
+    step = partial(
+        retention.prune, db, SWEPT_STATUSES, older_than, after, events=SWEEP_EVENTS, largest=PRUNE_TREE_EVENTS
+    )
+    try:
+        return await step()
+    except StatementTimeout:  # a tree has more former executions than one statement removes: pass it over
+        return replace(await step(dry_run=True), roots=0, instances=0)
+
+
+class _Rounds:
+    """The rows of rounds."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def due(self, names: Sequence[str]) -> Mapping[str, Round]:
+        rows = await self._db.connections.misc.run(_SQL["due_rounds"], {"names": Texts(names)})
+        return {name: Round(*state) for name, *state in rows}
+
+    async def save(self, name: str, state: Round, wait: float) -> None:
+        row = {"name": name, "place": state.place, "removed": Int8(state.removed), "pause": state.pause, "wait": wait}
+        await self._db.connections.misc.run(_SQL["save_round"], row)
+
+
+def _kinds(db: Database, keep: Retention) -> list[RoundKind]:
+    kinds = []
+    if keep.entries != JournalRetention():
+        kinds.append(RoundKind("entries_removed", 0.0, partial(_entries, db, keep.entries)))
+    for name, older_than, run in (
+        ("records_removed", keep.records, _records),
+        ("journals_removed", keep.journals, _journals),
+    ):
+        if older_than is not None:
+            kinds.append(RoundKind(name, older_than, partial(run, db, older_than)))
+    return kinds
+
+
+async def _entries(db: Database, keep: JournalRetention, place: Any) -> Step:
+    step = await journal_admin.prune_journals(db, keep, limit=SWEEP_EVENTS, after=place or 0)
+    return Step(step.entries, step.after)
+
+
+async def _records(db: Database, older_than: float, place: Any) -> Step:
+    rows = await db.connections.misc.run(_SQL["old_records"], _bounds(older_than, place))
+    found = {row[0]: (row[1], row[2]) for row in rows if row[4]}
+    gone = await delete_records(db.connections, found)
+    return Step(len(gone), [rows[-1][3], rows[-1][0]] if len(rows) == SWEEP_LOOK else None)
+
+
+async def _journals(db: Database, older_than: float, place: Any) -> Step:
+    rows = await db.connections.misc.run(_SQL["old_journals"], _bounds(older_than, place))
+    taken = first_rows(rows, SWEEP_EVENTS)
+    removed = 0
+    if found := [row.journal_id for row in taken if row.at_rest]:
+        doomed = {"journals": Ints(found), "older_than": float(older_than)}
+        ((removed,),) = await db.connections.misc.run(_SQL["remove_journals"], doomed)
+    is_last = len(taken) == len(rows) < SWEEP_LOOK
+    return Step(removed, None if is_last else [taken[-1].created_at, taken[-1].session_id])
+
+
+def _bounds(older_than: float, place: Any) -> Mapping[str, Any]:
+    after_time, after_id = place or (None, None)
+    return {
+        "older_than": float(older_than),
+        "after_time": after_time,
+        "after_id": after_id,
+        "window": Int8(SWEEP_LOOK),
+    }
