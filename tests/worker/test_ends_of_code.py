@@ -5,7 +5,7 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import anyio
 import pytest
@@ -15,7 +15,7 @@ import affinity
 from affinity import AgentMessage, Resource, UserMessage
 from affinity.agent import ModelReply, ToolCall, run_loop, tool
 from affinity.console import Access, create
-from affinity.conversation.events import ToolResult
+from affinity.conversation.events import JournalEvent, ToolResult
 from affinity.errors import ActivityError, CodeExited, OrchestrationFailed, WakeFailed, errors_in, text_of_error
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.failures import describe_error
@@ -315,6 +315,19 @@ async def _encode(end: str) -> None:
     Codec(Annotated[str, PlainSerializer(lambda _: ends(end))], "a value").encode("x")
 
 
+class Ended(JournalEvent):
+    text: Annotated[str, PlainSerializer(ends)]
+    kind: Literal["code.ended"] = "code.ended"
+
+
+async def _event(end: str) -> None:
+    affinity.Conversations(Chat, kind="kind", events=[Ended]).scheduled(Ended(end), "c")
+
+
+async def _input_of_a_schedule(end: str) -> None:
+    affinity.App("scheduled").schedule("s", "flow", input=Ended(end), every=3600)
+
+
 async def _in_a_thread(end: str) -> None:
     await call_any(ends, end)
 
@@ -343,6 +356,8 @@ FUNCTIONS: dict[Callable[[str], Awaitable[None]], bool] = {
     _initial: False,
     _decode: False,
     _encode: False,
+    _event: False,
+    _input_of_a_schedule: False,
     _in_a_thread: False,
     _in_a_task: True,
     _here: False,
