@@ -39,7 +39,7 @@
     │   ├── InstanceNotFinished        delete without force
     │   ├── InstanceNotSuspended       resume of an instance that runs or has ended
     │   ├── UnknownWorker
-    │   ├── NotRegistered              no live worker has code for a name that is to be started
+    │   ├── NotRegistered              no live worker has code for a name that is to be started, or for an event
     │   ├── UnknownSchedule
     │   ├── ScheduleExists             create of a schedule whose name is taken
     │   ├── ScheduleDeclared           update or delete of a schedule that code declares: change the code
@@ -423,7 +423,7 @@ class InstanceFinished(ClientError):
 
 
 class NotRegistered(ClientError):
-    """Live workers have no code for a name that is to be started. Nothing was started."""
+    """Live workers have no code for a name that is to be started, or that waits for an event. Nothing was done."""
 
 
 class UnknownSchedule(ClientError):

@@ -101,14 +101,20 @@ def start(
 def raise_event(shell: Shell, *, instance_id: str, event: str, data: Any, key: str | None, force: bool) -> None:
     """Send the event EVENT to the instance ID; it is buffered until the orchestration waits for one of that name.
 
-    Exit code 2 when the orchestration waits for other data, as far as workers know its type; --force sends it all the
-    same.
+    Exit code 7 when the orchestration never waits for EVENT, 2 when it waits for other data, as far as its code shows
+    that; --force sends it all the same.
 
     Examples:
       affinity raise chat-17 user_message --data '{"text": "hello"}'
       affinity raise chat-17 user_message --data '{"text": "hello"}' --key m-17
     """
-    with_client(shell, lambda client: client.raise_event(instance_id, event, data, idempotency_key=key, force=force))
+
+    async def run(client: Client) -> None:
+        if not force:
+            await client.check_awaited(instance_id, event)
+        await client.raise_event(instance_id, event, data, idempotency_key=key, force=force)
+
+    with_client(shell, run)
     shell.show({"instance_id": instance_id, "event": event, "delivered": True}, lambda: None)
 
 

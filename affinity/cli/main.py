@@ -142,7 +142,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       4    the time given to `wait`, `ask` or `stop` ran out
       5    nothing has this id: no instance, conversation, schedule, session, worker or process; `replay`: no history
       6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
-      7    live workers have no code for what is to be started: a misspelt name? --force starts it all the same
+      7    live workers have no code for what is to be started or sent: a misspelt name? --force does it all the same
       130  interrupted by Ctrl-C
 
     Completion with the Tab key, in the start file of the shell (bash_source, zsh_source, fish_source):

@@ -7,8 +7,7 @@ lately. An input is refused if it fits the code of no live worker: during a roll
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
 from typing import Any, Final
@@ -24,7 +23,8 @@ from affinity.explain.names import ORCHESTRATIONS, described, is_registered
 from affinity.limits import check_id
 from affinity.orchestration.app import version_order
 from affinity.orchestration.typed import ExternalEvent, encode_raised, event_name
-from affinity.provider.contract import Provider, RegisteredCode
+from affinity.orchestration.waits import check_event_name
+from affinity.provider.contract import InstanceInfo, Provider, RegisteredCode
 from affinity.records import frozen
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -49,7 +49,7 @@ class RegisteredFunction:
     alive: bool  # a live worker has it; otherwise one did lately
     input: Mapping[str, Any] | None = None  # JSON Schema of the input; {"type": "null"}: it takes none; None: unknown
     needs_input: bool = False  # it has no default
-    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # JSON Schemas by name, as far as known
+    events: Mapping[str, Mapping[str, Any]] | None = None  # JSON Schemas of all its events by name; None: unknown
 
 
 class _KnownCode:
@@ -60,18 +60,25 @@ class _KnownCode:
         self._read_at = -inf
         self._reading = anyio.Lock()
         self.warned: set[str] = set()
+        self.passed: set[str] = set()  # events that the code of an instance may wait for
 
     async def read(self, provider: Provider, most_age: float) -> Sequence[RegisteredCode]:
         """Read it, unless it was read lately; nothing when the database does not say it."""
-        if anyio.current_time() - self._read_at > most_age:
+        if self._is_old(most_age):
             async with self._reading:
-                if anyio.current_time() - self._read_at > most_age:  # another task has not read it meanwhile
+                if self._is_old(most_age):  # another task has not read it meanwhile
                     try:
                         self._found = await provider.list_code()
                     except ProviderError:  # the call that is checked meets the same error, or succeeds
                         return ()
                     self._read_at = anyio.current_time()
+                    self.passed = set()
         return self._found
+
+    def _is_old(self, most_age: float) -> bool:
+        """Whether it was read longer ago; without a live worker, one may begin any moment."""
+        kept = most_age if any(one.alive for one in self._found) else min(most_age, FRESH_SECONDS)
+        return anyio.current_time() - self._read_at > kept
 
 
 class RegisteredCalls(ClientBase):
@@ -119,6 +126,21 @@ class RegisteredCalls(ClientBase):
         if problems and None not in problems:
             raise _refusal(f"event {event!r}", problems[0])
 
+    async def check_awaited(self, instance_id: str, event: str) -> None:
+        """Check that the code of an instance waits for events of this name. This passes if the source of the code
+        leaves open which names it waits for, while no live worker has the code, and if there is no such instance.
+
+        Raises:
+            NotRegistered: no live worker has code that waits for it.
+            InvalidId: the id or the name is refused.
+        """
+        check_event_name(event)
+        (info,) = await self._look_up([check_id(instance_id, "instance id")])
+        if info is None:
+            return
+        if (problem := _unread(await self._live(FRESH_SECONDS), info, event)) is not None:
+            raise NotRegistered(problem)
+
     async def _check_start(self, name: str, version: str | None, text: str) -> None:
         """Check a start by name: warn once if no live worker has the name, refuse an input that none takes.
 
@@ -136,22 +158,34 @@ class RegisteredCalls(ClientBase):
         await self._check_value(name, version, f"input of orchestration {name!r}", text, None)
 
     async def _check_events(self, events: Iterable[ExternalEvent]) -> None:
-        """Check the data of events that have no type here, where the code of their instances is known.
+        """Check events that have no type here, where the code of their instances is known: warn once of a name for
+        which it does not wait, refuse data that it does not take.
 
         Raises:
-            NotSerializable: no live worker takes it.
+            NotSerializable: such data.
         """
         if not (untyped := [one for one in events if _is_untyped(one)]):
             return
-        known = {name for code in await self._live(KEPT_SECONDS) for name in _event_names(code)}
-        wanted = [one for one in untyped if event_name(one.name) in known]
+        live = await self._live(KEPT_SECONDS)
+        awaited, typed = _event_names(live)
+        admitted = (self._code.passed | awaited) - typed
+        wanted = [one for one in untyped if live and event_name(one.name) not in admitted]
         ids = list(dict.fromkeys(check_id(one.instance_id, "instance id") for one in wanted))
         found = {info.instance_id: info for batch in batches(ids) for info in await self._look_up(batch) if info}
         for event in wanted:
             if (info := found.get(event.instance_id)) is not None:
                 name, text = encode_raised(event.name, event.data)
+                self._warn_unread(_unread(live, info, name), name)
                 what = f"data of event {name!r} for instance {info.instance_id!r}"
                 await self._check_value(info.name, info.version, what, text, name)
+
+    def _warn_unread(self, problem: str | None, event: str) -> None:
+        """Log once that no wait reads an event."""
+        if problem is None:
+            self._code.passed.add(event)
+        elif problem not in self._code.warned:
+            self._code.warned.add(problem)
+            logger.warning("%s It is sent all the same, and stays unread.", problem)
 
     async def _live(self, most_age: float) -> Sequence[RegisteredCode]:
         return [code for code in await self._code.read(self._provider, most_age) if code.alive]
@@ -173,7 +207,7 @@ def _function(kind: str, key: str, about: Mapping[str, Any], *, alive: bool) -> 
         alive=alive,
         input=about.get("input"),
         needs_input=about.get("required", False),
-        events=about.get("events", {}),
+        events=about.get("events"),
     )
 
 
@@ -215,8 +249,28 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + more if names else "none"
 
 
-def _event_names(code: RegisteredCode) -> Iterable[str]:
-    return (name for about in code.interfaces.get(ORCHESTRATIONS, {}).values() for name in about.get("events", ()))
+def _event_names(codes: Iterable[RegisteredCode]) -> tuple[set[str], set[str]]:
+    """The events that some code waits for, and those for which some has a schema."""
+    interfaces = [about for code in codes for about in code.interfaces.get(ORCHESTRATIONS, {}).values()]
+    events = [pair for about in interfaces for pair in about.get("events", {}).items()]
+    return {name for name, _ in events}, {name for name, schema in events if schema}
+
+
+def _unread(codes: Iterable[RegisteredCode], info: InstanceInfo, event: str) -> str | None:
+    """Says that the code of an instance never waits for an event; None: some does, or may."""
+    known = [about.get("events") for about in _interfaces(codes, info.name, info.version)]
+    if not known or any(events is None or event in events for events in known):
+        return None
+    names = sorted({name for events in known for name in events or ()})
+    return f"orchestration {info.name!r} waits for no event {event!r}: {_hint(event, names)}"
+
+
+def _interfaces(codes: Iterable[RegisteredCode], name: str, version: str | None) -> Iterator[Mapping[str, Any]]:
+    """What code of a name takes, in this version or the latest; empty where it has said nothing of it."""
+    for code in codes:
+        key = _latest(code, name) if version is None else _key(name, version)
+        if key is not None and key in code.registered.get(ORCHESTRATIONS, {}):
+            yield code.interfaces.get(ORCHESTRATIONS, {}).get(key, {})
 
 
 def _misfit(
@@ -224,16 +278,13 @@ def _misfit(
 ) -> str | None:
     """What all code of a name refuses in a value; None: some takes it, or some may."""
     problem = None
-    for code in codes:
-        key = _latest(code, name) if version is None else _key(name, version)
-        if key is not None and key in code.registered.get(ORCHESTRATIONS, {}):
-            about = code.interfaces.get(ORCHESTRATIONS, {}).get(key, {})
-            schema = about.get("input") if event is None else about.get("events", {}).get(event)
-            if schema is None or (event is None and text == "null" and not about.get("required")):
-                return None
-            problem = find_misfit(schema, from_json(text))
-            if problem is None:
-                return None
+    for about in _interfaces(codes, name, version):
+        schema = about.get("input") if event is None else (about.get("events") or {}).get(event)
+        if schema is None or (event is None and text == "null" and not about.get("required")):
+            return None
+        problem = find_misfit(schema, from_json(text))
+        if problem is None:
+            return None
     return problem
 
 

@@ -80,25 +80,23 @@ def schema_of(declared: Any) -> JsonSchema | None:
 
 def interface_of(definition: Definition) -> dict[str, Any]:
     """What a function takes: ``input``, the schema of its input (``{"type": "null"}``: none), whether one is
-    ``required``, and ``events``: schemas by the names of events. What is not known is left out.
+    ``required``, and ``events``: schemas by the names of all events that it waits for. What is not known is left out.
     """
     codec = definition.input_codec
     schema = {"type": "null"} if codec is None else schema_of(codec.declared)
-    events = schemas_of(awaited_events(definition.function))
+    events = awaited_events(definition.function)
     about: dict[str, Any] = {} if schema is None else {"input": schema, "required": definition.requires_input}
-    return about | ({"events": events} if events else {})
+    return about | ({} if events is None else {"events": schemas_of(events)})
 
 
 def schemas_of(types: Mapping[str, Any]) -> dict[str, JsonSchema]:
     """The schemas of types by their names; ``{}``, which admits anything, for those that have none."""
-    return {name: schema_of(declared) or {} for name, declared in types.items()}
+    return {name: {} if declared is Any else schema_of(declared) or {} for name, declared in types.items()}
 
 
-def awaited_events(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of the events that a function waits for, by name, as far as its source shows them.
-
-    Empty if the source leaves anything open, such as a computed name, or a context that is passed on: then another
-    wait may take an event of the same name and another type.
+def awaited_events(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """The types of all events that a function waits for, by name; `Any` for a type that its source does not show, and
+    for one of several. None if the source leaves a name open: it is computed, or the context is passed on.
     """
     plain = inspect.unwrap(function)
     try:
@@ -106,11 +104,11 @@ def awaited_events(function: Callable[..., Any]) -> dict[str, Any]:
         names = _Names(plain)
         waits = [names.wait(call) for call in _waits(source, names.context)]
     except (OSError, TypeError, ValueError, SyntaxError, LookupError, AttributeError):
-        return {}
+        return None
     types: dict[str, list[Any]] = {}
     for name, type in waits:
         types.setdefault(name, []).append(type)
-    return {name: found[0] for name, found in types.items() if Any not in found and len(found) == found.count(found[0])}
+    return {name: found[0] if len(found) == found.count(found[0]) else Any for name, found in types.items()}
 
 
 def _waits(source: ast.AST, context: str) -> list[ast.Call]:

@@ -445,6 +445,7 @@ NOT_SERVED = ["no live worker registers", "did you mean 'review'?"]
         (["start", "review", "--input", "1"], 0, []),
         (["raise", "i", "answer", "--data", '"x"'], MISUSED, ["data of event 'answer'", "'x'", "--force"]),
         (["raise", "i", "answer", "--data", "5"], 0, []),
+        (["raise", "i", "answr", "--data", "5"], UNSERVED, ["waits for no event 'answr': did you mean 'answer'?"]),
         (["ask", "i", "answer", "--data", '"x"'], MISUSED, ["data of event 'answer'", "'x'", "--force"]),
         (["ask", "j", "answer", "--data", "1", "--start", "reviw"], UNSERVED, NOT_SERVED),
         (["schedules", "create", "s", "reviw", "--every", "60"], UNSERVED, NOT_SERVED),

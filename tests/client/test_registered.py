@@ -36,6 +36,12 @@ app = App("shop")
 @app.orchestration
 async def review(ctx: OrchestrationContext, order: Order) -> None:
     await ctx.schedule_wait("answer", int)
+    await ctx.schedule_wait("other")
+
+
+@app.orchestration
+async def helped(ctx: OrchestrationContext) -> None:
+    await review(ctx, Order(items=[]))
 
 
 @app.orchestration(name="ship", version="1.0.0")
@@ -212,17 +218,43 @@ async def test_an_event_that_the_orchestration_does_not_wait_for_is_refused(
     await client.raise_event("i", name, data, force=True)
 
 
+@pytest.mark.usefixtures("fresh")
+async def test_an_event_that_no_wait_reads_is_logged_once(
+    client: Client, provider: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not if the source leaves the names open, or no live worker has the code."""
+    await client.start(review, Order(items=[]), instance_id="i")
+    await client.start(helped, instance_id="open")
+    for name in ("early", "answer"):
+        await client.raise_event("i", name, 5)
+    await stand_by(provider, "a", app)
+    for name in ("other", "answr", "answr"):
+        await client.raise_event("i", name, 5)
+    await client.raise_event("open", "any")
+    await client.raise_event("i", "wrong", force=True)
+    assert warnings(caplog) == [
+        "orchestration 'review' waits for no event 'answr': did you mean 'answer'? It is sent all the same, and stays "
+        "unread."
+    ]
+    await client.check_awaited("i", "answer")
+    await client.check_awaited("open", "any")
+    with pytest.raises(NotRegistered, match="waits for no event 'zzz': they have 'answer', 'other'"):
+        await client.check_awaited("i", "zzz")
+
+
 async def test_what_workers_have_is_shown_with_its_schemas(client: Client, provider: Provider) -> None:
     await stand_by(provider, "a", app)
     shown = {(one.name, one.version): one for one in await client.registered()}
     assert {"review", "ship"} <= {name for name, _ in shown}
     found = shown["review", "1.0.0"]
-    assert (found.alive, found.needs_input, found.events) == (True, True, {"answer": {"type": "integer"}})
+    assert (found.alive, found.needs_input) == (True, True)
+    assert found.events == {"answer": {"type": "integer"}, "other": {}}
     assert found.input is not None
     assert found.input["properties"]["items"]["items"] == {"type": "integer"}
     assert not shown["ship", "2.0.0"].needs_input
     (kind,) = await client.registered("conversations")
-    assert (kind.name, [*kind.events]) == ("chats", ["user.ordered"])
+    assert (kind.name, [*(kind.events or ())]) == ("chats", ["user.ordered"])
+    assert shown["helped", "1.0.0"].events is None
 
 
 @pytest.mark.usefixtures("fresh")
