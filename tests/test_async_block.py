@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from affinity import App, Client, Worker
+from affinity import App, Client, Worker, migrate
+from affinity.errors import AffinityError
 
 URL = "sqlite:///never_opened.db"
 
@@ -17,3 +18,21 @@ def test_a_plain_with_names_the_remedy(make: Callable[[], Any]) -> None:
     block = make()
     with pytest.raises(TypeError, match=f"{type(block).__name__} is opened with `async with`"), block:
         pass
+
+
+@pytest.mark.anyio
+async def test_an_object_that_is_open_is_not_opened_again(sqlite_url: str) -> None:
+    """The inner block would close what the outer one uses. A client may be opened again when it is closed."""
+    await migrate(sqlite_url)
+    client = Client(sqlite_url)
+    for _ in range(2):
+        async with client:
+            with pytest.raises(AffinityError, match="open already: use it, or make another Client"):
+                await client.__aenter__()
+            await client.start("anything")
+    worker = Worker(App(), sqlite_url)
+    async with worker:
+        with pytest.raises(AffinityError, match="opened before: make another Worker"):
+            await worker.__aenter__()
+    with pytest.raises(AffinityError, match="opened before: make another Worker"):
+        await worker.__aenter__()

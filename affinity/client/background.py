@@ -180,6 +180,8 @@ class ClientBase(AsyncBlock):
 
     async def __aenter__(self) -> Self:
         refuse_in_orchestration("a Client")
+        if self._stack is not None:
+            raise ClientError("the client is open already: use it, or make another Client for another `async with`")
         async with AsyncExitStack() as stack:
             self._loop = asyncio.get_running_loop()
             self._opened = self._given

@@ -101,6 +101,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
 
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: on entry, as `affinity.provider.open_provider`.
+            ClientError: on entry, when this object is open already.
         """
         super().__init__(url)
 

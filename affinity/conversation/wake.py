@@ -472,7 +472,8 @@ class Wake(CommonCalls[None], RunCalls):
 
         Args:
             request: `ToolConfirmation`, `CustomToolUse`, or a request of the application.
-            expires_in: seconds, or a timedelta, after which it counts as refused. None: it waits forever.
+            expires_in: seconds, or a timedelta, after which it counts as refused; negative ones count as 0. None: it
+                waits forever.
 
         Returns:
             The request with its id, which is a new one: no late answer reaches another request.
@@ -526,7 +527,7 @@ class Wake(CommonCalls[None], RunCalls):
         """Request a later wake.
 
         Args:
-            delay: seconds, or a timedelta, by the database's clock.
+            delay: seconds, or a timedelta, by the database's clock; a negative one counts as 0.
             key: while a revisit of this key is pending, another one is not added, whatever the bound; one that is due
                 in this wake is pending no more. By default a new one.
             priority: of revisits that are due together, the greater first; the names are -10, 0 and 10.

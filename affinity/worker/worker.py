@@ -38,7 +38,7 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.audit import ACTING
-from affinity.errors import DatabaseChanged, ProviderError
+from affinity.errors import DatabaseChanged, InvalidInput, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
@@ -84,6 +84,7 @@ class Worker(AsyncBlock):
         ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
         InvalidApp: on entry, when an annotation of the app cannot be resolved.
         SessionMigrationAmbiguous: on entry, when two shortest chains of migrations lead to the schema of a `Sessions`.
+        InvalidInput: on entry, when this object was opened before.
         WorkerFenced: from `wait_ended` and on exit, when another process has taken the worker's name.
     """
 
@@ -113,6 +114,7 @@ class Worker(AsyncBlock):
         self._drain_begun = False
         self.drained: bool = False
         """Whether a drain came to its end: False when SIGINT cut it short."""
+        self._was_opened = False
         self._entered = False
         self._leaving = anyio.Event()
         self._is_running = False  # an incarnation has begun, and is not over
@@ -123,6 +125,9 @@ class Worker(AsyncBlock):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        if self._was_opened:
+            raise InvalidInput("this worker was opened before: make another Worker for another `async with`")
+        self._was_opened = True
         async with AsyncExitStack() as stack:
             self._app.check()
             check_listeners(self._listeners)
