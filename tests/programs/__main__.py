@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             look.run(seed, count, minutes)
         except Failed as failed:
             print(failed, flush=True)
-            print("".join(_lines(failed.__cause__)), flush=True)
+            print("".join(lines(failed.__cause__)), flush=True)
             print(f"repeat the search: python -m tests.programs --seed {look.seed} --areas {','.join(areas)}")
             return 1
         finally:
@@ -101,13 +101,14 @@ def _database(chosen: argparse.Namespace) -> Iterator[str | Copies | None]:
         yield Copies(server)
 
 
-def _lines(error: BaseException | None) -> Iterator[str]:
+def lines(error: BaseException | None) -> Iterator[str]:
+    """An error with its notes, and the errors of a group."""
     if error is not None:
         yield f"{type(error).__name__}: {error}\n"
         for note in getattr(error, "__notes__", ()):
             yield f"{note}\n"
         for each in getattr(error, "exceptions", ()):
-            yield from _lines(each)
+            yield from lines(each)
 
 
 class Look:

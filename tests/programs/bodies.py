@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from pydantic import Field
 
+from tests.programs.values import KINDS
+
 INSTANCES: Final = 12
 SESSIONS: Final = 3
 EVENTS: Final = 2
@@ -144,6 +146,15 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """Gives an activity a value of some kind, or gets it from one."""
+
+    value: int = 0  # number in `values.KINDS`
+    back: bool = False
+    do: Literal["carry"] = "carry"
+
+
+@dataclass(frozen=True)
 class Fail:
     do: Literal["fail"] = "fail"
 
@@ -164,6 +175,7 @@ Statement: TypeAlias = Annotated[
     | Raise
     | Release
     | Value
+    | Carry
     | Fail,
     Field(discriminator="do"),
 ]
@@ -225,6 +237,7 @@ _PLAIN: Final[SearchStrategy[Statement]] = st.one_of(
     st.builds(Raise, to=st.integers(0, INSTANCES - 1), name=_names),
     st.builds(Release, session=_sessions),
     st.builds(Value, what=st.sampled_from(("guid", "now", "status"))),
+    st.builds(Carry, value=st.integers(0, len(KINDS) - 1), back=st.booleans()),
     st.builds(Fail),
 )
 

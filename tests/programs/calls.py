@@ -5,9 +5,13 @@ A call has an id that is the same in all attempts of the code that makes it: it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -15,6 +19,7 @@ import anyio
 from affinity.client import Client, ExternalEvent
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.follow import EntryNumber
+from affinity.conversation.wake_parts import _handling
 from affinity.errors import (
     AffinityError,
     ConversationTerminated,
@@ -31,6 +36,9 @@ from tests.programs.names import ASK, event_name, instance_id
 
 SECONDS: Final = 0.2
 """Real ones for which code waits for a reply: the worker that would make it may wait for this very code."""
+
+CIRCLE_SECONDS: Final = 10.0
+"""Real ones in which one of the waits of a circle is refused."""
 
 REPEATED_SECONDS: Final = 0.01
 """Real ones that a later attempt of an activity takes."""
@@ -51,6 +59,18 @@ class TalkCall:
     seq: EntryNumber | None = None
     reply: Reply | None = None
     error: AffinityError | None = None
+
+
+@dataclass(eq=False)
+class Wait:
+    """Code of an instance waits for another one."""
+
+    by: str
+    to: str
+    is_for_reply: bool
+    """Of a conversation, to a handler."""
+    began: float = field(default_factory=time.monotonic)
+    ended: float = float("inf")
 
 
 @dataclass(eq=False)
@@ -77,6 +97,7 @@ class Calls:
     """The last attempt of each activity that has begun."""
     steps: dict[str, str] = field(default_factory=dict)
     """The result of each step of a wake that an attempt was given."""
+    waits: list[Wait] = field(default_factory=list)
     on_repeated: Callable[[], None] = lambda: None
     """Called when an activity begins that may still run elsewhere."""
 
@@ -84,36 +105,80 @@ class Calls:
         """Make a call, and return what came of it.
 
         Args:
-            what: ``tell`` or ``ask`` a conversation; ``raise`` an event for an instance, or ask it a ``question``.
+            what: ``tell`` or ``ask`` a conversation, or ``meet`` it: ask as code of another process does, whose waits
+                only the database knows; ``raise`` an event for an instance, or ask it a ``question``.
             to: number of the conversation, or of the instance.
             unique: the id of the call.
             steps: for the handler of the conversation.
-            own: the conversation whose handler makes the call.
+            own: the conversation whose handler makes the call, or the instance whose activity does.
         """
         try:
             match what:
-                case "tell" | "ask":
-                    return await self._talk(to, unique, steps, own, waits=what == "ask")
+                case "tell" | "ask" | "meet":
+                    return await self._talk(what, to, unique, steps, own)
                 case "raise":
                     return await self._raise(to, unique)
                 case _:
-                    return await self._question(to, unique)
+                    return await self._question(to, unique, own)
         except (*_TALK, *_INSTANCE) as error:
             return type(error).__name__
 
-    async def _talk(self, to: int, unique: str, steps: Sequence[Any], own: str, *, waits: bool) -> str:
+    async def _talk(self, what: str, to: int, unique: str, steps: Sequence[Any], own: str) -> str:
         talk, event = self.find(to), self.event([*steps])
         call = TalkCall(talk.conversation_id, steps, unique)
         self.talks.append(call)
         try:
-            if not waits or call.name != own:  # what a handler asks its own conversation is refused before it is sent
+            if what != "ask" or call.name != own:  # a handler that asks its own conversation sends nothing
                 call.seq = _number(await talk.send(event, event_id=unique))
-            if waits:
-                call.reply = await talk.ask(event, event_id=unique, timeout=SECONDS)
+            if what != "tell":
+                ask = partial(talk.ask, event, event_id=unique)
+                call.reply = await self._ask(ask if what == "ask" else elsewhere(ask), own, call.name)
         except AffinityError as error:
             call.error = error
             raise
-        return "replied" if waits else "sent"
+        return "sent" if what == "tell" else "replied"
+
+    async def _ask(self, ask: Callable[..., Awaitable[Reply]], own: str, to: str) -> Reply:
+        """Ask, and wait for the reply. A wait in a circle lasts until it is refused, and no other one is refused."""
+        timeout, last = SECONDS, CIRCLE_SECONDS / 2
+        with self._waiting(own, to, is_for_reply=_handling.get() is not None):
+            while True:
+                try:
+                    return await ask(timeout=timeout)
+                except WaitTimeout:
+                    if not self._has_circle(own, to, lasts=0 if timeout == SECONDS else last):
+                        raise
+                    assert timeout == SECONDS, f"{own} waits for {to} in a circle: {self.waits}"
+                    timeout = CIRCLE_SECONDS
+                except WakeMisuse:
+                    found = own == to or self._has_circle(own, to, ended=last)
+                    assert found, f"{own} may not wait for {to}, and there is no circle: {self.waits}"
+                    raise
+
+    @contextmanager
+    def _waiting(self, by: str, to: str, *, is_for_reply: bool = False) -> Iterator[None]:
+        self.waits.append(wait := Wait(by, to, is_for_reply))
+        try:
+            yield
+        finally:
+            wait.ended = time.monotonic()
+
+    def _has_circle(self, own: str, to: str, *, lasts: float = 0.0, ended: float | None = None) -> bool:
+        """Whether ``to`` waits for ``own``, directly or through others.
+
+        Args:
+            own: an instance.
+            to: another one.
+            lasts: seconds for which each of these waits has lasted.
+            ended: None: of handlers that wait for replies, and have not ended. Else all, also those that have ended so
+                many seconds ago.
+        """
+        now, found = time.monotonic(), [to]
+        waits = [each for each in self.waits if each.began <= now - lasts and each.ended >= now - (ended or 0.0)]
+        for at in found:
+            after = [each.to for each in waits if each.by == at and (each.is_for_reply or ended is not None)]
+            found += [each for each in after if each not in found]
+        return own in found
 
     async def _raise(self, to: int, unique: str) -> str:
         event = ExternalEvent(instance_id(to), event_name(0), unique, unique)
@@ -123,12 +188,20 @@ class Calls:
             self.delivered[unique] = to
         return "raised"
 
-    async def _question(self, to: int, unique: str) -> str:
+    async def _question(self, to: int, unique: str, own: str) -> str:
         self.asked.add(unique)
-        reply = await self.client.ask(instance_id(to), ASK(unique), idempotency_key=unique, timeout=SECONDS)
+        with self._waiting(own, instance_id(to)):
+            reply = await self.client.ask(instance_id(to), ASK(unique), idempotency_key=unique, timeout=SECONDS)
         first = self.replies.setdefault(unique, reply)
         assert first == reply, f"the question {unique}, asked again: {reply}, not {first}"
         return "replied"
+
+
+def elsewhere(ask: Callable[..., Coroutine[Any, Any, Reply]]) -> Callable[..., Awaitable[Reply]]:
+    """The same call, whose waits are not known in this process."""
+    context = copy_context()
+    context.run(_handling.set, None)
+    return lambda **options: asyncio.create_task(ask(**options), context=context)
 
 
 def _number(seq: int) -> EntryNumber:

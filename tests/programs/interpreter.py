@@ -14,7 +14,7 @@ from pydantic import Field
 import affinity
 from affinity.errors import ActivityError, OrchestrationCancelled, OrchestrationFailed
 from affinity.orchestration.scheduler import DurableFuture
-from tests.programs import bodies, calls
+from tests.programs import bodies, calls, values
 from tests.programs.bodies import Body, Job, Statement
 from tests.programs.names import ASK, NAME, child_id, event_name, instance_id, session_id
 
@@ -42,6 +42,7 @@ class Kept:
 
 sessions: Final = affinity.Sessions(Kept, kind=NAME)
 app.include(sessions)
+app.include(values.app)
 
 
 class Planned(Exception):
@@ -126,7 +127,7 @@ def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
 async def talk(ctx: affinity.ActivityContext, task: bodies.SendToConversation) -> None:
     """The conversation gets one event, however often this runs."""
     _begin_code(mark_of(ctx))
-    await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)])
+    await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)], ctx.instance_id)
 
 
 def _fail_if_due(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
@@ -197,7 +198,7 @@ async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> 
             ctx.raise_event(instance_id(statement.to), event_name(statement.name), await ctx.new_guid())
         case bodies.Release():
             ctx.release_session(session_id(statement.session))
-        case bodies.Value():
+        case bodies.Value() | bodies.Carry():
             return await _value(ctx, statement)
         case bodies.Fail():
             raise Planned("as it says")
@@ -205,7 +206,9 @@ async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> 
             return _plain(await _future(ctx, statement))
 
 
-async def _value(ctx: affinity.OrchestrationContext, statement: bodies.Value) -> Any:
+async def _value(ctx: affinity.OrchestrationContext, statement: bodies.Value | bodies.Carry) -> Any:
+    if isinstance(statement, bodies.Carry):
+        return await values.carry(ctx, statement.value, back=statement.back)
     if statement.what == "guid":
         return await ctx.new_guid()
     if statement.what == "now":

@@ -15,8 +15,10 @@ from tests.programs.bodies import Activity
 from tests.programs.histories import Past, Run
 from tests.programs.interpreter import Planned, leaks, reply_to
 from tests.programs.names import NAME, instance_id, session_id
+from tests.programs.values import wrong
 
 _TASK: Final = TypeAdapter(Activity)
+_TASKS: Final = {f"{NAME}.work", f"{NAME}.threaded"}
 
 CLOCK: Final = 1e-5
 """Seconds by which two times of one moment may differ: they are rounded."""
@@ -53,10 +55,12 @@ class Oracle:
         self._check_leaks()
 
     def _check_leaks(self) -> None:
-        """No code has seen what other code has set."""
-        seen = [*leaks]
+        """No code has seen what other code has set, and each value was read as it was given."""
+        seen, read = [*leaks], [*wrong]
         leaks.clear()  # for the next program
+        wrong.clear()
         assert not seen, f"code has seen what other code has set: {seen}"
+        assert not read, f"values were not read as they were given: {read}"
 
     # -- activities and timers
 
@@ -238,7 +242,7 @@ def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
     answers = run.answers()
     copied = {getattr(event, "schedule_id", 0) for event in run.events[: run.copied]}
     for number, event in enumerate(run.events, 1):
-        if isinstance(event, ev.ActivityScheduled) and number not in copied and event.name != f"{NAME}.talk":
+        if isinstance(event, ev.ActivityScheduled) and number not in copied and event.name in _TASKS:
             yield number, _TASK.validate_json(event.input), answers.get(number)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, get_args
 from unittest.mock import AsyncMock
@@ -11,21 +13,34 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from affinity import App, Wake
-from affinity.conversation import ConversationHandle
+from affinity import App, Wake, errors
+from affinity.agent.loop import _Loop
+from affinity.client import waits
+from affinity.conversation import ConversationHandle, lineage
+from affinity.conversation.attempt import Attempt
+from affinity.conversation.kept_state import KeptState
+from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.steps import Committed, WakeSteps
+from affinity.conversation.transfer import Imported
 from affinity.conversation.writing import WakeWriting
+from affinity.errors import ConversationExists
+from affinity.orchestration import codec
 from affinity.testing import Env
 from tests.conftest import Servers
-from tests.programs.__main__ import Look, main
+from tests.programs import calls
+from tests.programs.__main__ import Look, lines, main
 from tests.programs.areas import AREAS
+from tests.programs.areas.agents import AgentsPart, Call, Turn
 from tests.programs.areas.conversations.handler import calls_of
-from tests.programs.areas.conversations.script import ConversationScript, Op
+from tests.programs.areas.conversations.script import FOR_GOOD, ConversationScript, Op
+from tests.programs.areas.orchestrations import OrchestrationsPart
+from tests.programs.bodies import Carry, Job
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.play import Play
-from tests.programs.program import Program, Size
+from tests.programs.program import Options, Program, Size
 from tests.programs.run import run
+from tests.programs.values import KINDS, Part
 
 
 @pytest.mark.timeout(300)
@@ -127,8 +142,115 @@ async def test_what_is_committed_and_added_again_is_found(monkeypatch: pytest.Mo
 async def test_an_id_of_an_earlier_attempt_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program({"conversations": ConversationScript(((Op("send", steps=IN_PARTS),),))})
     monkeypatch.setattr(WakeSteps, "has_parts", property(lambda _: False, lambda *_: None), raising=False)
-    with pytest.raises(AssertionError, match=r"has ToolConfirmation.*, another id"):
+    with pytest.raises(AssertionError, match=r"does not know of Before"):
         await run(program)
+
+
+def _of(*ops: Op) -> Program:
+    """One client of conversations."""
+    return Program({"conversations": ConversationScript((ops,))})
+
+
+async def _find(program: Program, monkeypatch: pytest.MonkeyPatch, found: str, *broken: Any) -> None:
+    """The program passes, and fails where the product is broken."""
+    await run(program)
+    monkeypatch.setattr(*broken)
+    with pytest.raises((AssertionError, ExceptionGroup)) as failed:
+        await run(program)
+    assert re.search(found, "".join(lines(failed.value))), failed.value
+
+
+WAITS: Final = (("confirm", None, (("say", 1),)), ("revisit", 86_400, "k", ()))
+
+
+@pytest.mark.parametrize(
+    ("found", "broken"),
+    [
+        ("its export has lost", (lineage, "waiting_lines", lambda *_: [])),
+        ("0.1: .*set.*, not {", (Imported, "requests", [])),
+        ("the revisits .'k'. are gone", (Imported, "revisits", property(lambda _: [], lambda *_: None))),
+    ],
+)
+async def test_a_copy_without_what_waits_is_found(
+    monkeypatch: pytest.MonkeyPatch, found: str, broken: tuple[Any, ...]
+) -> None:
+    await _find(_of(Op("send", steps=WAITS, ticks=3), Op("copy")), monkeypatch, found, *broken)
+
+
+@pytest.mark.parametrize("making", [Op("fork"), Op("detach"), Op("merge", n=1), Op("compress"), Op("copy")], ids=str)
+async def test_a_call_that_takes_what_another_one_has_made_is_found(
+    monkeypatch: pytest.MonkeyPatch, making: Op
+) -> None:
+    sent = [Op("send", on, steps=(("say", 1),), ticks=5) for on in (0, 1)]
+    broken = (CreationPlanner, "check_repeated", AsyncMock())
+    await _find(_of(*sent, making, Op("again")), monkeypatch, "has been made again, with", *broken)
+
+
+async def test_a_wake_that_takes_what_another_one_has_made_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Op("send", steps=(("fork", "x"),), ticks=5)
+    create = Wake._create
+
+    async def take(wake: Wake, creation: Any) -> None:
+        with suppress(ConversationExists):
+            await create(wake, creation)
+
+    await _find(_of(sent, sent), monkeypatch, "has made .*~x, by fork, twice", Wake, "_create", take)
+
+
+async def test_a_good_input_that_a_bad_one_takes_along_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, good, bad = (("sleep",),) * 20, (("say", 1),), (("fail", FOR_GOOD, False),)
+    program = _of(*[Op("send", steps=steps) for steps in (first, good, bad)], Op("pause", ticks=30), Op("send"))
+    await _find(program, monkeypatch, r"sets aside \[.*,.*\] together", Attempt, "_has_several", False)
+
+
+async def test_an_error_of_a_group_that_is_another_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _of(Op("send", steps=(("group", 1, False),)))
+    await _find(program, monkeypatch, "has failed: .*ExceptionGroup", errors, "errors_in", lambda error: [error])
+
+
+async def test_an_error_that_is_retried_and_should_not_be_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _of(Op("send", steps=(("fail", 1, True),)))
+    await _find(program, monkeypatch, "is not the last one", Attempt, "_pause", lambda *_: 1.0)
+
+
+CIRCLE: Final = _of(Op("send", steps=(("meet", 1, (("meet", 0, ()),)),)))
+"""Two handlers that wait for each other, as on two workers."""
+
+
+async def test_a_circle_of_waits_that_nothing_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "CIRCLE_SECONDS", 2.0)
+    await _find(CIRCLE, monkeypatch, "waits for conversations-. in a circle", waits, "find_circle", lambda *_: ())
+
+
+async def test_a_wait_that_is_refused_without_a_circle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SECONDS", 2.0)
+    program = _of(Op("send", 2, steps=(("sleep",),) * 400), Op("send", steps=(("meet", 2, ()),)))
+    await _find(program, monkeypatch, "and there is no circle", waits, "find_circle", lambda *_: ("a", "a"))
+
+
+async def test_a_value_that_is_not_what_was_given_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = (Carry([kind for kind, *_ in KINDS].index(list[Part]), back=True),)
+    program = Program({"orchestrations": OrchestrationsPart((Job(body),))}, options=Options(cached_instances=0))
+    found = r"values were not read .*Part\("
+    await _find(program, monkeypatch, found, codec, "find_loss", lambda *_: None)
+
+
+async def test_results_of_calls_with_equal_ids_that_are_swapped_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"agents": AgentsPart((Turn(rounds=((Call(slow=20), Call()),)),))})
+    make = _Loop._append_call
+    swapped = lambda loop, call, message, _, usage: make(loop, call, message, "", usage)  # noqa: E731
+    await _find(program, monkeypatch, "second result|the model has read", _Loop, "_append_call", swapped)
+
+
+async def test_effects_of_a_tool_that_are_lost_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program({"agents": AgentsPart((Turn(rounds=((Call(),), (Call(),)), fails=1),))})
+    begin = KeptState.begin
+
+    async def forget(kept: KeptState, opening: Any) -> None:
+        await begin(kept, opening)
+        kept._kept.clear()
+
+    await _find(program, monkeypatch, "has the effects", KeptState, "begin", forget)
 
 
 @settings(

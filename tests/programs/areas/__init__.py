@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from tests.programs.area import AnyArea
+from tests.programs.areas.agents import AGENTS
 from tests.programs.areas.conversations import CONVERSATIONS
 from tests.programs.areas.orchestrations import ORCHESTRATIONS
 from tests.programs.areas.schedules import SCHEDULES
 
-AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, SCHEDULES)}
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, AGENTS, SCHEDULES)}

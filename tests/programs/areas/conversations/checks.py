@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -12,7 +12,7 @@ from affinity.client import ConversationInfo
 from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed
 from affinity.limits import MAX_PAGE
-from tests.programs.areas.conversations.clients import Act, Feed, Played, about, act_of
+from tests.programs.areas.conversations.clients import REMOVING, Act, Feed, Played, about, act_of
 from tests.programs.areas.conversations.handler import CHILD, NAME, make, talk_id
 from tests.programs.areas.conversations.journal import Journal, fields, read_journal
 from tests.programs.areas.conversations.oracle import Fold, Folded
@@ -21,10 +21,6 @@ from tests.programs.play import Play
 
 REASONS = {"request", "input", "revisit", "wake_failed", "child"}
 """Reasons why a conversation may wait at rest."""
-
-
-REMOVING: Final[Collection[Do]] = {"delete", "forget"}
-"""Calls after which there may be no conversation of the id, or another one."""
 
 
 class Checks:
@@ -49,10 +45,11 @@ class Checks:
         Raises:
             AssertionError: a rule is broken; names the conversation.
         """
-        imported = {act.made: act.inherited for act in self.played.acts if act.op.do == "copy"}
+        imported = {act.made: act.imported for act in self.played.acts if act.imported is not None}
         async for info in self.client.list_conversations(prefix=f"{NAME}-"):
             self.infos[info.conversation_id] = info
-            journal = await read_journal(self.client, info.conversation_id, imported.get(info.conversation_id))
+            export = imported.get(info.conversation_id)
+            journal = await read_journal(self.client, info.conversation_id, export)
             assert journal is not None, f"{info.conversation_id} is listed, and has no journal"
             self.journals[info.conversation_id] = journal
         for name, journal in self.journals.items():
@@ -168,7 +165,7 @@ class Checks:
             expected = set(folded.requests)
             own = {each for each, seq in folded.requests.items() if seq > self.journals[name].inherited} - folded.unsure
             complete = self.journals[name].is_whole
-            plain = all(each.lineage in {None, "fork"} for each in self.journals[name].lineage)
+            plain = self.journals[name].is_plain
             assert (
                 expected - folded.unsure <= requests <= expected
                 or (not complete and requests >= own)
@@ -230,11 +227,12 @@ class Checks:
                 assert not is_known or event.result in values, f"{name} was given {event}, not {values}"
 
     def _made(self, name: str) -> None:
-        """What its wakes have made of it is there."""
+        """What its wakes have made of it is there, and no later wake has made it."""
         for new_id, what in self.folded[name].made.items():
             if self._was(new_id, *REMOVING):
                 continue
             assert new_id in self.journals, f"{name} has made {new_id}, by {what}, which is not there"
+            assert new_id not in self.folded[name].made_again, f"{name} has made {new_id}, by {what}, twice"
             lineage = self.journals[new_id].own.lineage
             assert lineage == what, f"{name} has made {new_id}, by {what}, and it says {lineage}"
 

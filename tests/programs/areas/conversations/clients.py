@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, Final, TypeAlias, cast
 
 import anyio
+from pydantic_core import from_json
 
 from affinity.conversation import FeedItem, JournalEvent, Reply, ToolConfirmation, UserInterrupt
 from affinity.conversation.follow import EntryNumber
@@ -59,6 +60,7 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
     "merge": (*_NEW, InvalidInput),
     "compress": _NEW,
     "copy": (*_NEW, EntriesRemoved),
+    "again": (*_NEW, UnknownEntry, EntriesRemoved, InvalidInput),
     "prune": (),
     "move": (),
     "release": (),
@@ -72,11 +74,32 @@ EXPECTED: Final[dict[Do, tuple[type[AffinityError], ...]]] = {
 }
 """The errors that the documentation of each call names, and that these calls can lead to."""
 
+REMOVING: Final[Collection[Do]] = {"delete", "forget"}
+"""Calls after which there may be no conversation of the id, or another one."""
+
 ROUNDS: Final[Mapping[Size, int]] = {"small": 200, "any": 200, "large": 4_000}
 """Pauses after which an `ask` should have returned."""
 
 DELETE_SECONDS: Final = 60.0
 """Real seconds."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """The content of an export."""
+
+    entries: int
+    requests: set[str]
+    revisits: Mapping[str, list[Any]]
+    """Steps, by key."""
+
+    @classmethod
+    def of(cls, lines: Sequence[str]) -> Export:
+        """The content of these lines."""
+        found = [next(iter(from_json(line).items())) for line in lines]
+        requests = {value["request_id"] for what, value in found if what == "request"}
+        revisits = {value["key"]: value["note"] for what, value in found if what == "revisit"}
+        return cls(sum(what == "entry" for what, _ in found), requests, revisits)
 
 
 @dataclass(eq=False)
@@ -98,8 +121,10 @@ class Act:
     """Of the same question, asked once more."""
     made: str = ""
     """Id of the conversation that it has made."""
-    inherited: int = 0
-    """Entries that it was imported with."""
+    call: tuple[str, str, tuple[Any, ...], Mapping[str, Any]] | None = None
+    """How: conversation, name of a method, arguments."""
+    imported: Export | None = None
+    """The content that it was imported with."""
     repeats: Act | None = None
     """Another one with the same event id."""
 
@@ -210,6 +235,15 @@ class _Clients:
         found = self.client.list_conversations(prefix=f"{NAME}-")
         return sorted([each.conversation_id async for each in found])
 
+    async def make(self, act: Act, on: str, method: str, *args: Any, **options: Any) -> None:
+        """Make a conversation, by a method of a handle."""
+        await getattr(self.talk(on), method)(*args, **options)
+        act.made, act.call = _new(act), (on, method, args, options)
+
+    def has_removed(self, name: str) -> bool:
+        """Whether a call has removed a conversation, or one above it; or tries to."""
+        return any(name.startswith(each.name) and each.op.do in REMOVING for each in self.played.acts)
+
     def before(self, act: Act) -> Act | None:
         """A message that was sent to the same conversation."""
         sent = [
@@ -286,32 +320,60 @@ async def _delete(clients: _Clients, act: Act) -> None:
 
 
 async def _fork(clients: _Clients, act: Act) -> None:
-    talk = clients.talk(act.name)
     at = None
     if act.op.n:
         at = max(0, (await clients.client.get_conversation(act.name)).last_seq - act.op.n)
-    make = talk.fork if act.op.do == "fork" else talk.detach
-    await make(_new(act), at=at, beside=True if act.op.yes else None)
-    act.made = _new(act)
+    await clients.make(act, act.name, act.op.do, _new(act), at=at, beside=True if act.op.yes else None)
 
 
 async def _merge(clients: _Clients, act: Act) -> None:
     other = await clients._find(act.op.n)
     if ("/" in other) != ("/" in act.name):
         return
-    await clients.talk(act.name).merge(other, into=_new(act), keep="left")
-    act.made = _new(act)
+    await clients.make(act, act.name, "merge", other, into=_new(act), keep="left")
 
 
 async def _compress(clients: _Clients, act: Act) -> None:
-    await clients.talk(act.name).compress(into=_new(act), summarise=summarised)
-    act.made = _new(act)
+    await clients.make(act, act.name, "compress", into=_new(act), summarise=summarised)
 
 
 async def _copy(clients: _Clients, act: Act) -> None:
-    lines = [line async for line in clients.talk(act.name).export()]
-    await clients.talk(_new(act)).import_(lines)
-    act.made, act.inherited = _new(act), sum(line.startswith('{"entry"') for line in lines)
+    talk = clients.talk(act.name)
+    waiting = await _waiting(talk)
+    lines = [line async for line in talk.export()]
+    export = Export.of(lines)
+    lost = waiting - export.requests - export.revisits.keys()  # what was due may be there too
+    assert not lost or waiting != await _waiting(talk), f"{act.name}: its export has lost {lost}"
+    await clients.make(act, _new(act), "import_", lines, without={"delegations", "steps"} if act.op.yes else ())
+    act.imported = export
+
+
+async def _waiting(talk: Any) -> set[str]:
+    """Ids of the requests, and keys of the revisits."""
+    return {each.request_id for each in await talk.requests()} | {each.key for each in await talk.revisits()}
+
+
+async def _again(clients: _Clients, act: Act) -> None:
+    """What another call has made is as it was, and no other call makes it."""
+    made = [each for each in clients.played.acts if each.call and not clients.has_removed(each.made)]
+    if not made:
+        return
+    first = made[act.op.n % len(made)]
+    on, method, args, options = first.call or ("", "", (), {})
+    changes: dict[str, Any] = {"times": "now"} if first.imported else {"extras": {"other": True}}
+    was = await clients.client.journals.lineage(first.made)
+    error: AffinityError | None = None
+    try:
+        await getattr(clients.talk(on), method)(*args, **options, **({} if act.op.yes else changes))
+    except EXPECTED["again"] as raised:
+        error = raised
+    if not clients.has_removed(first.made):
+        assert act.op.yes or error, f"{first.made} has been made again, with {changes}"
+        is_same = act.op.yes and (first.imported or options.get("at") is not None)
+        is_refused = isinstance(error, ConversationExists) and not clients.has_removed(on)
+        assert not (is_same and is_refused), f"the call that has made {first.made} is refused: {error}"
+        now = await clients.client.journals.lineage(first.made)
+        assert now[:1] == was[:1], f"{first.made} was {was[:1]}, and is {now[:1]}"
 
 
 async def _prune(clients: _Clients, act: Act) -> None:
@@ -394,6 +456,7 @@ CALLS: Final[dict[Do, Call]] = {
     "merge": _merge,
     "compress": _compress,
     "copy": _copy,
+    "again": _again,
     "prune": _prune,
     "move": _move,
     "release": _release,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Final, Literal, Protocol
@@ -71,6 +71,7 @@ class Seen(JournalEvent):
     expired: list[str]  # ids of requests
     due: list[list[Any]]  # key, source and steps of each revisit
     before: Chat
+    has_parts: bool = False  # an earlier attempt has committed something: its trace, if it took long
     kind: Literal["agent.seen"] = "agent.seen"
 
 
@@ -122,6 +123,7 @@ class Port(Protocol):
     async def make(self, what: str, name: str, other: int) -> None: ...
     async def call(self, what: str, to: int, steps: list[Any]) -> None: ...
     async def step(self, number: int, once: bool) -> None: ...
+    async def group(self, attempts: int, final: bool) -> None: ...
     async def start(self, what: str, number: int) -> None: ...
     async def commit(self) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
@@ -205,6 +207,16 @@ def _note_of(event: JournalEvent) -> str | None:
             return None
 
 
+def may_fail(steps: Sequence[Sequence[Any]]) -> bool:
+    """Whether a wake may fail for good that does these steps."""
+    for what, *args in steps:
+        if what == "span" and may_fail(args[0]):
+            return True
+        if what in {"fail", "group"} and (args[1] or args[0] >= FOR_GOOD):
+            return True
+    return False
+
+
 def _digest(chat: Chat, text: str) -> None:
     chat.digest = sha256(f"{chat.digest} {text}".encode()).hexdigest()[:12]
 
@@ -261,13 +273,15 @@ async def _do_more(port: Port, chat: Chat, step: Sequence[Any]) -> None:
         case [("confirm" | "tool") as kind, expires_in, inner]:
             if (request_id := await port.require(kind, expires_in)) is not None:
                 chat.waiting[request_id] = list(inner)
+        case ["group", attempts, final]:
+            await port.group(attempts, final)
         case ["start", what, number]:
             await port.start(what, number)
         case ["revisit", delay, key, inner]:
             await port.revisit(delay, key, list(inner))
         case ["delegate", child, cycles, inner]:
             await port.delegate(child, cycles, list(inner))
-        case [("tell" | "ask") as what, to, inner]:
+        case [("tell" | "ask" | "meet") as what, to, inner]:
             await port.call(what, to, list(inner))
         case _:
             raise AssertionError(f"unknown step {step!r}")
@@ -358,23 +372,37 @@ class WakePort:
         self._wake.append(Noted(f"{what} {to} at {self.place}: {outcome}"))
 
     async def step(self, number: int, once: bool) -> None:
-        """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
+        await self._step(self.place, _new_result, once=once)
+        await self.emit(Noted(f"step {number}"))
+
+    async def group(self, attempts: int, final: bool) -> None:
+        """Three at the same time, the second of which fails."""
+
+        async def failing() -> str:
+            await self.fail(attempts, final)
+            return await _new_result()
+
         place = self.place
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(self._step, f"{place}/{number}", failing if number == 1 else _new_result)
+        await self.emit(Noted("group"))
+
+    async def _step(self, place: str, work: Callable[[], Awaitable[str]], once: bool = False) -> None:
+        """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
         try:
-            result = await self._wake.step("work", _new_result, key=place, repeat="never" if once else "always")
+            result = await self._wake.step("work", work, key=place, repeat="never" if once else "always")
         except StepInterrupted:
             assert once, f"step {place} was interrupted, and may be repeated"
         else:
-            assert calls.note_step(f"{self._wake.id} {place}", result), f"step {place} has a second result"
-        await self.emit(Noted(f"step {number}"))
+            wake = self._wake._parts.tried_with or self._wake.id  # of all its inputs, which are tried one by one
+            assert calls.note_step(f"{wake} {place}", result), f"step {place} has a second result"
 
     async def commit(self) -> None:
         await self._wake.commit()
 
     async def fail(self, attempts: int, final: bool) -> None:
-        wake = self._wake
-        lasts = (final or attempts >= FOR_GOOD) and len(wake.pending) + len(wake.due) == 1
-        if lasts or (wake.attempt <= attempts and not final and attempts < FOR_GOOD):
+        if final or attempts >= FOR_GOOD or self._wake.attempt <= attempts:
             raise Broken("for good") if final else OSError("the model is down")
 
     def finish(self, result: int) -> None:
@@ -458,6 +486,7 @@ def seen_of(wake: affinity.Wake, chat: Chat) -> Seen:
         expired=[each.request_id for each in answers if is_expired(each)],
         due=[[each.key, f"due {each.key} {each.due_at.isoformat()}", each.note] for each in wake.due],
         before=chat.model_copy(deep=True),
+        has_parts=wake._steps.has_parts,
     )
 
 

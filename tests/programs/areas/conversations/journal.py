@@ -15,6 +15,7 @@ from affinity.conversation.reading import all_wakes
 from affinity.conversation.trace import WAKE_SPAN
 from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
+from tests.programs.areas.conversations.clients import Export
 from tests.programs.areas.conversations.handler import OWN_EVENTS
 
 TYPES = EventTypes(OWN_EVENTS)
@@ -80,6 +81,8 @@ class Journal:
     lineage: Sequence[JournalLineage]
     inherited: int = 0
     """The number up to which entries are of other journals."""
+    export: Export | None = None
+    """What it was imported from."""
     attempts: Sequence[Attempt] = field(default_factory=list)
     """Of its own wakes, in order."""
     wakes: Sequence[JournalWake] = field(default_factory=list)
@@ -99,6 +102,13 @@ class Journal:
     def is_whole(self) -> bool:
         """Retention has removed nothing."""
         return self.page.first_seq == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no entries of a merge, nor of a conversation that was detached or compressed."""
+        exported = [node for each in self.lineage for node in from_json(each.extras).get("exported", ())]
+        known = [*(each.lineage for each in self.lineage), *(node["lineage"] for node in exported)]
+        return {*known} <= {None, "fork", "import"}
 
     def events_of(self, wake_id: str) -> list[JournalEvent]:
         """The events that the handler has appended in all attempts of a wake."""
@@ -131,8 +141,8 @@ def is_of_handler(entry: Entry) -> bool:
     return entry.wake_id is not None and entry.kind.startswith(("agent.", "child.", "run.", "call."))
 
 
-async def read_journal(client: Client, name: str, imported: int | None) -> Journal | None:
-    """The journal of a conversation; ``imported``: entries that it was imported with, as far as that is known."""
+async def read_journal(client: Client, name: str, export: Export | None) -> Journal | None:
+    """The journal of a conversation; ``export``: the one that it was imported from, as far as that is known."""
     entries: list[Entry] = []
     while True:
         after = entries[-1].seq if entries else 0
@@ -149,7 +159,8 @@ async def read_journal(client: Client, name: str, imported: int | None) -> Journ
     if found.own.lineage == "compress":
         found.inherited = 1
     elif found.own.lineage == "import":
-        found.inherited = page.last_seq if imported is None else imported
+        found.inherited = page.last_seq if export is None else export.entries
+        found.export = export
     attempts = _attempts([each for each in entries if each.seq > found.inherited])
     found.attempts = sorted(attempts, key=lambda each: each.first)
     found.wakes = [each async for each in all_wakes(client.journals.wakes, name, found.inherited)]

@@ -22,16 +22,20 @@ from affinity.conversation import (
     ToolConfirmation,
 )
 from affinity.journal import Entry
+from tests.programs.areas.conversations.clients import Export
 from tests.programs.areas.conversations.handler import (
     LIMITS,
+    Broken,
     Chat,
     Kept,
     Noted,
     Refused,
+    Script,
     Seen,
     end_of_run,
     expired_source,
     id_of_run,
+    may_fail,
     perform,
     talk_id,
 )
@@ -88,6 +92,8 @@ class Folded:
     ended_runs: set[str] = field(default_factory=set)
     made: dict[str, str] = field(default_factory=dict)
     """How its wakes have made other conversations, by the ids of these."""
+    made_again: set[str] = field(default_factory=set)
+    """Those that another wake had made before."""
     results: list[Result] = field(default_factory=list)
     """Results that its wakes may have given to a parent."""
 
@@ -111,9 +117,18 @@ class Fold:
         first = next((each.row.base for each in journal.ended if each.row), journal.page.processed)
         self.now = Folded(0 if lineage is None and self.knows_all else first, chat)
         self._parts: dict[str, list[JournalEvent]] = {}  # what attempts have left that did not end well, by wake
-        if lineage in {"fork", "detach"}:
+        if lineage in {"fork", "detach", "import"}:
             self.now.requests = pending_in(inherited)
             self.now.unsure = behind_an_end(inherited)
+        if (export := journal.export) is not None:
+            self._import(export)
+
+    def _import(self, export: Export) -> None:
+        """The requests and revisits of the export; the numbers of the entries that a merge had copied are not known."""
+        lost = self.now.requests.keys() - self.now.unsure - export.requests
+        assert not lost or not self.journal.is_plain, f"{self.journal.name}: its export has lost the requests {lost}"
+        self.now.requests = {each: self.now.requests.get(each, 1) for each in export.requests}
+        self.now.revisits = {key: Revisit(steps) for key, steps in export.revisits.items()}
 
     async def run(self) -> Folded:
         """Fold the journal.
@@ -204,10 +219,8 @@ class Fold:
         else:
             error = done["error"]["type"] if done.get("result") == "error" else None
             assert error in {None, *ERRORS}, f"has failed: {done['error']}"
-            if attempt.dead_letters is not None:
-                self._dead_letters(attempt, attempt.dead_letters)
-                assert not attempt.events, f"sets inputs aside, and has {attempt.events}"
-            else:
+            self._check_final(attempt, error)
+            if attempt.dead_letters is None:
                 assert processed == base, f"has processed {base} to {processed}, and has failed"
         if attempt.events and base + 1 < self.journal.page.first_seq:
             self._skip(attempt)
@@ -215,7 +228,15 @@ class Fold:
             await self._wake(attempt, self.journal.inputs(base, attempt.read))
         if attempt.events and not attempt.is_ok:
             self._parts.setdefault(attempt.wake_id, []).extend(attempt.events)
+        if attempt.dead_letters is not None:  # it may have failed itself, for an input that it was given alone
+            self._dead_letters(attempt, attempt.dead_letters)
         now.mark = processed
+
+    def _check_final(self, attempt: Attempt, error: str | None) -> None:
+        """An error that is not retried is the last one, or that of several inputs, which are tried one by one."""
+        if error == Broken.__name__ and attempt.row is not None and self.knows_all:
+            several = len(self.journal.inputs(self.now.mark, attempt.read)) + len(attempt.started.get("revisits", []))
+            assert several > 1 or attempt.row.outcome == "failed", f"{attempt.row} is not the last one"
 
     def _dead_letters(self, attempt: Attempt, letters: DeadLetters) -> None:
         """They are what the last wake was given that has failed for good."""
@@ -225,11 +246,22 @@ class Fold:
         known = base + 1 >= self.journal.page.first_seq
         assert letters.inputs == inputs or not known, f"sets aside {letters.inputs}, not {inputs}"
         before = [each for each in self.journal.ended if each.first < attempt.first]
-        failed = before[-1] if before else attempt
-        assert not failed.is_ok or not self.knows_all, f"sets aside {letters}, and no wake has failed"
-        assert failed.read >= processed or not self.knows_all, f"sets aside {letters}, which no wake was given"
+        failed = [each for each in before if each.row is not None and not each.is_ok and each.read >= processed]
+        assert failed or not self.knows_all, f"sets aside {letters}, with which no wake has failed"
+        self._check_alone(letters)
         for key in letters.revisits:
             assert self.now.revisits.pop(key, None) or not self.knows_all, f"sets aside revisit {key}, which is none"
+
+    def _check_alone(self, letters: DeadLetters) -> None:
+        """Inputs that fail together are tried one by one, unless there is an interrupt among them: only bad ones are
+        set aside.
+        """
+        entries = [each for each in self.journal.entries if each.seq in letters.inputs]
+        if not any(each.kind == "user.interrupt" for each in entries):
+            several = [*letters.inputs, *letters.revisits]
+            assert len(several) == 1, f"sets aside {several} together"
+        good = [each.seq for each in entries if isinstance(event := read(each), Script) and not may_fail(event.steps)]
+        assert not good, f"sets aside {good}, which no wake fails for"
 
     def _skip(self, attempt: Attempt) -> None:
         """Retention has removed inputs of the wake."""
@@ -330,6 +362,7 @@ class Fold:
                     due.discard(key)
         now.delegations |= port.delegations
         now.runs |= port.runs
+        now.made_again |= now.made.keys() & port.made
         now.made |= port.made
         if attempt.is_ok:
             value = port.result if port.result is not None else port.message
@@ -403,11 +436,13 @@ class EntryPort:
         self.delegations: dict[str, str] = {}
         self.runs: dict[str, int] = {}
         self.made: dict[str, str] = {}
+        self._calls: dict[str, tuple[str, int]] = {}
         self.place = ""
         self.result: Any = None
         self.message = next(iter(before.messages), None)
         self._before = before
-        self._ids = f"{self.wake_id}.{seen.attempt}" if before.has_parts else self.wake_id
+        assert seen.has_parts or not before.has_parts, f"does not know of {before}"
+        self._ids = f"{self.wake_id}.{seen.attempt}" if seen.has_parts else self.wake_id
         self._at = 0
         self._number = 0
 
@@ -450,6 +485,9 @@ class EntryPort:
 
     async def step(self, number: int, once: bool) -> None:
         await self.emit(Noted(f"step {number}"))
+
+    async def group(self, attempts: int, final: bool) -> None:
+        await self.emit(Noted("group"))
 
     async def fail(self, attempts: int, final: bool) -> None:
         pass
@@ -499,6 +537,8 @@ class EntryPort:
     async def make(self, what: str, name: str, other: int) -> None:
         if not self._refused(what):
             await self.emit(Noted(f"{what} {self.name}~{name}"))
+            first = self._calls.setdefault(name, (what, other))
+            assert first == (what, other), f"has made {name} by {first}, and by {what, other}"
             self.made[f"{self.name}~{name}"] = what
 
     async def call(self, what: str, to: int, steps: list[Any]) -> None:
@@ -506,7 +546,7 @@ class EntryPort:
         assert isinstance(found, Noted), f"has {found!r}, not what it has called"
         called, _, outcome = found.text.partition(": ")
         assert called == f"{what} {to} at {self.place}", f"has {found!r}, not {what} {to} at {self.place}"
-        if what == "ask" and self.name == talk_id(to):
+        if what in {"ask", "meet"} and self.name == talk_id(to):
             assert outcome in {"WakeMisuse", NOT_CALLED}, f"has asked itself: {outcome}"
 
     def finish(self, result: int) -> None:

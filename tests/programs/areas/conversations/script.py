@@ -42,6 +42,7 @@ Do: TypeAlias = Literal[
     "merge",
     "compress",
     "copy",
+    "again",
     "prune",
     "move",
     "release",
@@ -67,15 +68,15 @@ class Op:
     steps: Steps = ()
     """Of ``send`` and ``ask``: what the handler is to do."""
     yes: bool = False
-    """``answer``: it is allowed. ``interrupt``: cancels the wake. ``fork``: beside its source. ``delete``,
-    ``terminate``: the children too.
+    """``answer``: it is allowed. ``interrupt``: cancels the wake. ``fork``: beside its source. ``copy``: without what
+    cannot go on. ``again``: with the same options. ``delete``, ``terminate``: the children too.
     """
     n: int = 0
     """``answer``: an interrupt follows immediately, if it is odd. ``ask``: so often once more, at the same time.
     ``interrupt``: the children too, if it is odd; from 2 on another interrupt follows. ``reset``: events that are kept,
     in percent.
     ``fork``, ``detach``: entries that are left out at the end. ``prune``: entries that are kept. ``follow``: items
-    until another feed goes on. ``merge``: the other side.
+    until another feed goes on. ``merge``: the other side. ``again``: which of the calls so far that have made one.
     """
     ticks: int = 0
     """Commits of the workers before the next call."""
@@ -109,6 +110,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.just("stream"), st.integers(1, 3)),
         st.tuples(st.just("finish"), _small),
         st.tuples(st.just("fail"), st.integers(1, FOR_GOOD), st.booleans()),
+        st.tuples(st.just("group"), st.sampled_from((0, 1, FOR_GOOD)), st.sampled_from((False, False, True))),
         st.tuples(st.just("sleep")),
         st.tuples(st.just("fork"), st.sampled_from("xy")),
         st.tuples(st.sampled_from(("detach", "compress")), st.sampled_from("xy"))
@@ -124,7 +126,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.sampled_from(("confirm", "tool")), _expiry, nested),
         st.tuples(st.just("revisit"), _delays, st.sampled_from((None, "k", "m")), nested),
         st.tuples(st.just("delegate"), st.sampled_from("ab"), st.integers(1, 4), nested),
-        st.tuples(st.sampled_from(("tell", "tell", "ask")), _root, nested),
+        st.tuples(st.sampled_from(("tell", "tell", "tell", "ask", "meet")), _root, nested),
     )
 
 
@@ -138,7 +140,7 @@ _soon = st.sampled_from((0, 0, 1, 2, 3))
 
 
 _sync = st.sampled_from((False, False, False, False, True))
-_ASYNC: Final[frozenset[Do]] = frozenset({"follow", "copy", "merge", "compress", "forget"})
+_ASYNC: Final[frozenset[Do]] = frozenset({"follow", "copy", "again", "merge", "compress", "forget"})
 """Calls of more than a method."""
 
 
@@ -158,7 +160,8 @@ def _ops() -> st.SearchStrategy[Op]:
         _op("repeat", "differ", "resume", "move", "release"),
         _op("fork", "detach", yes=st.booleans(), n=some),
         _op("merge", "follow", n=some),
-        _op("copy", "compress"),
+        _op("copy", yes=st.booleans()),
+        _op("compress") | _op("again", yes=st.booleans(), n=some),
         _op("terminate", "delete", yes=st.booleans()),
         _op("prune", n=st.sampled_from((30, 20, 10, 0))),
         _op("forget"),
@@ -199,6 +202,16 @@ def _paused(draw: st.DrawFn) -> tuple[Op, ...]:
 
 
 @st.composite
+def _in_a_circle(draw: st.DrawFn) -> tuple[Op, ...]:
+    """Handlers that wait for each other, or one for itself."""
+    first, *others = draw(st.lists(_root, min_size=1, max_size=ROOTS, unique=True))
+    steps: Steps = ()
+    for to in (first, *others):
+        steps = ((draw(st.sampled_from(("meet", "meet", "ask"))), to, steps),)
+    return (Op("send", first, steps=steps, ticks=draw(_soon)),)
+
+
+@st.composite
 def _in_parts(draw: st.DrawFn) -> tuple[Op, ...]:
     """A wake that commits a part, and does not end well, or is disturbed as it goes on."""
     on, some = draw(_root), draw(_steps(2))
@@ -225,8 +238,8 @@ def parts(size: Size) -> st.SearchStrategy[ConversationScript]:
     least, most, most_clients = (0, 3, 1) if size == "small" else (5, 20, 3)
     begins = _op("ask", "send", steps=_steps(3, most=6))
     alone = _ops().map(lambda op: (op,))  # a pause is the smallest one
-    some = [_disturbed(), _paused(), _in_parts(), _in_parts()]
-    goes_on = st.lists(st.one_of(*[alone] * 7, *some), min_size=least, max_size=most)
+    some = [_disturbed(), _paused(), _in_a_circle(), _in_parts(), _in_parts()]
+    goes_on = st.lists(st.one_of(*[alone] * 9, *some), min_size=least, max_size=most)
     client = st.builds(lambda first, rest: (first, *chain.from_iterable(rest)), begins, goes_on)
     clients = st.lists(client, min_size=1, max_size=most_clients).map(tuple)
     return st.builds(ConversationScript, clients, owned=st.booleans())
