@@ -96,8 +96,10 @@ sender to refuse, count too.
 MAX_QUOTA: Final = 2**53
 """The largest quota: JSON and every store represent it exactly."""
 
-UNREAD_STEP: Final = 100
-"""The number of unread events is reported to the database in steps of this size, so that few turns report it."""
+UNREAD_EXACT: Final = 100
+"""Below this, the number of unread events is reported to the database as it is; from here on its first two digits, so
+that few turns report it.
+"""
 
 MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
 """Ten years: a longer timer is a mistake of unit (milliseconds for seconds)."""

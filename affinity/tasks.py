@@ -212,7 +212,22 @@ async def _in_thread_or_here(function: Callable[..., Any], *args: Any, **named: 
         getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
     ):
         return await call()
-    return await anyio.to_thread.run_sync(partial(call_sync, call))
+    return await _in_thread(partial(call_sync, call))
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Return the result of a call in a thread. A cancellation ends no thread: it is raised when the call has ended."""
+    thread = asyncio.create_task(anyio.to_thread.run_sync(call))
+    cancelled: asyncio.CancelledError | None = None
+    while not thread.done():
+        try:
+            await asyncio.wait([thread])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        ignore_error(thread)
+        raise cancelled
+    return thread.result()
 
 
 class _NoTask:

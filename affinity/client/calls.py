@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Final, TypeAlias, TypeVar
 
 import anyio
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
-
 from affinity import errors
 from affinity.errors import UnknownInstance
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer, is_number
@@ -28,11 +27,16 @@ RETRY_SECONDS: Final = 15.0
 FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
 
+LONGEST_PAUSE: Final = 1.0
+"""Longest pause in seconds before any attempt."""
+
 
 async def retry(
     verb: Callable[[], Awaitable[T]], *, idempotent: bool = True, unless: tuple[type[Exception], ...] = ()
 ) -> T:
-    """Await ``verb()``, and repeat it for `RETRY_SECONDS` while its error is transient.
+    """Await ``verb()``, and repeat it for `RETRY_SECONDS` while its error is transient. That is the bound of the whole
+    call: a provider waits in a call too, such as for a file that is locked, and an attempt that would pass the bound,
+    if it took as long as the last one, is not begun.
 
     Args:
         verb: what to do.
@@ -50,19 +54,18 @@ async def retry(
             return False
         return idempotent or not error.maybe_done
 
-    try:
-        return await verb()  # nearly always: without the cost of what repeats it
-    except errors.ProviderError as error:
-        if not is_transient(error) or RETRY_SECONDS <= 0.0:
-            raise
-    attempts = AsyncRetrying(
-        retry=retry_if_exception(is_transient),
-        stop=stop_after_delay(RETRY_SECONDS),
-        wait=wait_random_exponential(multiplier=0.02, max=1.0),
-        reraise=True,
-    )
-    await anyio.sleep(random.uniform(0.0, FIRST_PAUSE))  # noqa: S311 -- jitter, not a secret
-    return await attempts(verb)
+    began = start = time.monotonic()
+    longest = FIRST_PAUSE
+    while True:
+        try:
+            return await verb()
+        except errors.ProviderError as error:
+            now = time.monotonic()
+            if not is_transient(error) or now + (now - start) >= began + RETRY_SECONDS:
+                raise
+        await anyio.sleep(random.uniform(0.0, longest))  # noqa: S311 -- jitter, not a secret
+        longest = min(2.0 * longest, LONGEST_PAUSE)
+        start = time.monotonic()
 
 
 async def retry_on(

@@ -24,7 +24,7 @@ from affinity.errors import (
     decisive_error,
     text_of_error,
 )
-from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_STEP
+from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_EXACT
 from affinity.orchestration import events as ev
 from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import OrchestrationDefinition
@@ -86,7 +86,7 @@ class Step:
     """Waits that held a session before the step and are over."""
 
     unread: int | None
-    """External events that the code has not read, rounded down to `limits.UNREAD_STEP`; None: unchanged."""
+    """External events that the code has not read, rounded down from `limits.UNREAD_EXACT` on; None: unchanged."""
 
 
 _new_step: Final = constructor(Step)
@@ -371,8 +371,10 @@ class Execution:
         return None if self._unread == before else self._unread
 
     def _rounded_unread(self) -> int:
-        buffered = self._scheduler.inbox.buffered
-        return buffered - buffered % UNREAD_STEP
+        buffered, step = self._scheduler.inbox.buffered, 1
+        while buffered >= step * UNREAD_EXACT:
+            step *= 10
+        return buffered - buffered % step
 
     # --- inputs -----------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,9 @@ LEAVE_AFTER = 2 * CLEANUP_SECONDS
 behind: it keeps its slot, and nothing that it returns or writes counts.
 """
 
+THREAD_POLL = 0.05
+"""Seconds between two looks for the end of threads, for which a worker that ends waits."""
+
 UNKNOWN_PAUSE = 0.5
 """Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
 
@@ -638,12 +641,13 @@ class ActivityRunner:
             await self._empty.wait()
 
     async def aclose(self, timeout: float) -> None:
-        """Cancel what runs, and wait up to ``timeout`` seconds for it to end."""
+        """Cancel what runs, and wait up to ``timeout`` seconds for its code to end, in threads too."""
         self.cancel_all("the worker ends")
         with anyio.move_on_after(timeout):
-            while self._running or self._left_behind:
+            while self._running or self._left_behind or self._threads.left_behind:
                 self._empty = anyio.Event()
-                await self._empty.wait()
+                with anyio.move_on_after(THREAD_POLL if self._threads.left_behind else None):
+                    await self._empty.wait()
         self._journals.close()
 
     @property

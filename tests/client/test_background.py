@@ -205,6 +205,27 @@ async def test_a_start_whose_answer_was_lost_is_made_again_and_is_ours(script: F
     assert script.count("create") == 2
 
 
+@pytest.mark.parametrize("takes", [0.0, 1.0, 10.0, 20.0])
+async def test_the_bound_of_retries_is_the_bound_of_the_call(takes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provider waits in a call too, such as 10 s for an SQLite file that another process has locked."""
+    now, attempts = [0.0], [0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    async def busy() -> None:
+        attempts[0] += 1
+        now[0] += takes
+        raise Contention("the file is locked")
+
+    monkeypatch.setattr(calls_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(calls_module.anyio, "sleep", sleep)
+    with pytest.raises(Contention):
+        await calls_module.retry(busy)
+    assert now[0] <= max(calls_module.RETRY_SECONDS + calls_module.LONGEST_PAUSE, takes)
+    assert (attempts[0] > 1) is (takes < calls_module.RETRY_SECONDS / 2)
+
+
 async def test_a_message_is_sent_again_after_contention(script: FailingProvider, client: Client) -> None:
     script.errors["send"] = [Contention("deadlock"), Contention("deadlock")]
     await client.raise_event("t", "pour")

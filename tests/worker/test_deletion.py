@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from affinity import App, OrchestrationContext, RuntimeOptions, Worker
+from affinity import App, OrchestrationContext, Quotas, RuntimeOptions, Worker
 from affinity.client import Client, ExternalEvent, requests
 from affinity.errors import InstanceNotFinished, OrchestrationFailed, TooManyUnreadEvents
-from affinity.limits import UNREAD_STEP
+from affinity.limits import UNREAD_EXACT
 from tests.support.waiting import started, until
 
 pytestmark = pytest.mark.anyio
@@ -82,20 +82,48 @@ async def test_an_event_beyond_the_quota_is_refused_to_its_sender(
     kept_url: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events in the memory of the execution count, about; the instance goes on."""
-    monkeypatch.setattr(requests, "MAX_UNREAD_EVENTS", UNREAD_STEP)
+    monkeypatch.setattr(requests, "MAX_UNREAD_EVENTS", UNREAD_EXACT)
     async with Worker(app, kept_url, OPTIONS):
         run = await client.start(waits, 1, instance_id="i")
         await started(client, "i")
-        events = [ExternalEvent("i", "other", n) for n in range(UNREAD_STEP + 50)]
+        events = [ExternalEvent("i", "other", n) for n in range(UNREAD_EXACT + 50)]
         deliveries = await client.raise_events(events)
-        assert list(deliveries) == ["delivered"] * UNREAD_STEP + ["full"] * 50
+        assert list(deliveries) == ["delivered"] * UNREAD_EXACT + ["full"] * 50
 
         async def all_read() -> bool:
-            return (await client.status("i")).event_count == UNREAD_STEP + 2
+            return (await client.status("i")).event_count == UNREAD_EXACT + 2
 
         await until(all_read)
         with pytest.raises(TooManyUnreadEvents):
             await run.raise_event("value", 1)
         monkeypatch.undo()
+        await run.raise_event("value", 1)
+        assert await run.wait(30) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 3, 99, 150])
+async def test_a_quota_of_unread_events_holds_for_calls_one_after_the_other(
+    kept_url: str, client: Client, limit: int
+) -> None:
+    """The worker consumes each of them before the next one is sent."""
+    await client.set_quotas(Quotas(unread_events=limit))
+    async with Worker(app, kept_url, OPTIONS):
+        run = await client.start(waits, 1, instance_id="i")
+        await started(client, "i")
+        accepted = (limit - 1) // 2  # in one call, which is faster
+        await client.raise_events([ExternalEvent("i", "other", n) for n in range(accepted)])
+        while accepted < 2 * limit + 2:
+
+            async def are_consumed() -> bool:
+                return (await client.status("i")).event_count == accepted + 2
+
+            await until(are_consumed)
+            try:
+                await run.raise_event("other", accepted)
+            except TooManyUnreadEvents:
+                break
+            accepted += 1
+        assert limit <= accepted <= limit + (limit // 10 if limit >= UNREAD_EXACT else 0)
+        await client.set_quotas(Quotas())
         await run.raise_event("value", 1)
         assert await run.wait(30) == 2

@@ -1,6 +1,7 @@
 """Code that ignores its time limit, or another cancellation: its attempt has ended, and it touches nothing any more."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -211,6 +212,81 @@ async def test_a_drain_gives_it_back(any_url: str) -> None:
         async with Worker(app, any_url):
             with anyio.fail_after(ENOUGH):
                 assert await run.wait() == "a result from after the limit"
+
+
+CLEANUP = 1.8
+"""Seconds: longer than an activity has before it is left behind, and shorter than a worker that ends waits for it."""
+
+cleanups = affinity.App("cleanups")
+cleaning = affinity.Conversations(Count, kind="cleaning")
+
+
+async def cleans_up() -> str:
+    ends.append("begun")
+    try:
+        await anyio.sleep_forever()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(CLEANUP)
+            ends.append("cleaned")
+
+
+def cleans_up_in_a_thread() -> str:
+    ends.append("begun")
+    while not STOP.is_set():
+        time.sleep(0.01)
+    time.sleep(CLEANUP)
+    ends.append("cleaned")
+    return ""
+
+
+STOP = threading.Event()
+
+
+@cleanups.activity
+async def cleans(ctx: affinity.ActivityContext) -> str:
+    return await cleans_up()
+
+
+@cleanups.activity
+def cleans_in_a_thread(ctx: affinity.ActivityContext) -> str:
+    ends.append("begun")
+    while not ctx.cancelled:
+        time.sleep(0.01)
+    time.sleep(CLEANUP)
+    ends.append("cleaned")
+    return ""
+
+
+@cleaning.on_wake
+async def clean(wake: Wake, count: Count) -> None:
+    await wake.step("clean", cleans_up if count.n else cleans_up_in_a_thread)
+
+
+@cleanups.orchestration
+async def run_one(ctx: affinity.OrchestrationContext, activity: str) -> str:
+    return str(await ctx.schedule_activity(activity))
+
+
+cleanups.include(cleaning)
+
+
+@pytest.mark.parametrize("form", ["cleans", "cleans_in_a_thread", "step"])
+async def test_a_worker_that_ends_waits_for_the_cleanup_of_each_form_of_code(sqlite_url: str, form: str) -> None:
+    """An ``async def``, a plain ``def`` in a thread, and one that a step has called."""
+    STOP.clear()
+    async with Client(sqlite_url) as client:
+        async with Worker(cleanups, sqlite_url, RuntimeOptions.make(drain_timeout=0.1)) as worker:
+            if form == "step":
+                await client.conversation(cleaning, "c").send(UserMessage("go"))
+            else:
+                await client.start(run_one, form)
+            while not ends:
+                await anyio.sleep(0.01)
+            if form == "step":
+                STOP.set()
+        assert ends == ["begun", "cleaned"]
+        assert worker.stuck == []
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
