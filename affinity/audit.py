@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -274,6 +274,43 @@ class Acting:
 
 ACTING: Final[ContextVar[tuple[Acting, ...]]] = ContextVar("affinity_acting", default=())
 """The users who were stated, for this task and what it starts; the last one last."""
+
+
+_ADMINISTRATOR: Final[ContextVar[tuple[str, str] | None]] = ContextVar("affinity_administrator", default=None)
+"""The user and the source of a migration, or of a change of rights."""
+
+
+@contextmanager
+def administering(user: str, source: str) -> Iterator[None]:
+    """Run the block as this user: its migrations and changes of rights have entries, in their own transactions."""
+    token = _ADMINISTRATOR.set((user, source))
+    try:
+        yield
+    finally:
+        _ADMINISTRATOR.reset(token)
+
+
+def administrative_entries(
+    action: str, targets: Iterable[str] = ("",), *, kind: str = "", **details: object
+) -> Sequence[NewAuditEntry]:
+    """Return the entries of what an administrator has done; none unless one is stated (`administering`)."""
+    stated_as = _ADMINISTRATOR.get()
+    if stated_as is None:
+        return []
+    user, source = stated_as
+    return [
+        NewAuditEntry(
+            user=user,
+            source=source,
+            action=action,
+            kind=kind,
+            target=target,
+            outcome="done",
+            succeeded=True,
+            details=json.dumps(details),
+        )
+        for target in targets
+    ]
 
 
 def acting_on(database: str) -> Acting | None:

@@ -11,9 +11,10 @@ import anyio
 import click
 
 from affinity import provider
+from affinity.audit import administering
 from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, printable, seconds, table
-from affinity.cli.shell import Shell, command, with_client, with_workers
+from affinity.cli.shell import SOURCE, Shell, command, current_user, with_client, with_workers
 from affinity.client import Client, DrainPreview
 from affinity.explain.names import differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
@@ -171,9 +172,10 @@ def migrate(
     if dry_run:
         _show_schema(shell, anyio.run(provider.inspect_schema, shell.url))
         return
-    before, after = anyio.run(provider.migrate, shell.url, partial(click.echo, err=True))
-    if any(rights.values()):
-        anyio.run(partial(provider.change_rights, shell.url, **rights))
+    with administering(current_user(), SOURCE):
+        before, after = anyio.run(provider.migrate, shell.url, partial(click.echo, err=True))
+        if any(rights.values()):
+            anyio.run(partial(provider.change_rights, shell.url, **rights))
     text = f"schema version {after}, " + ("which it had already" if before == after else f"was {before}")
     shell.show({"from": before, "to": after, **(rights if any(rights.values()) else {})}, lambda: click.echo(text))
 

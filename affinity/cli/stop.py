@@ -1,6 +1,6 @@
 """``affinity stop``: drain and end a worker by its process id, and wait until it has ended.
 
-It asks no database, so that it also stops a worker whose database does not answer.
+A process id is easily a wrong one, and SIGTERM ends most programs. So the database is asked whether it is a worker.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ import math
 import os
 import select
 import signal
+import socket
 import time
 from contextlib import suppress
 from typing import Final, Protocol
 
 import click
 
-from affinity.cli.help import REFUSED, TIMED_OUT, UNKNOWN, Command
-from affinity.cli.shell import Shell
+from affinity.cli.help import REFUSED, TIMED_OUT, UNKNOWN
+from affinity.cli.shell import Shell, command, with_client
+from affinity.errors import ProviderError
 
 INIT: Final = 1
 """The first process of a container. It ignores signals that it has no handler for, as during its imports, so SIGTERM is
@@ -30,24 +32,29 @@ POLL_SECONDS: Final = 0.05
 """Between two looks for a process, where the system has no descriptors of processes."""
 
 
-@click.command(cls=Command)
+@command()
 @click.argument("pid", type=click.IntRange(1, 2**31 - 1))
 @click.option("--timeout", type=click.FloatRange(min=0), help="Seconds to wait for its end  [default: forever]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, for scripts.")
-def stop(*, pid: int, timeout: float | None, as_json: bool) -> None:
+@click.option(
+    "--force", is_flag=True, help="Ask no database: the process is ended whatever it is, also before it has registered."
+)
+def stop(shell: Shell, *, pid: int, timeout: float | None, force: bool) -> None:
     """Drain and end the worker whose process id is PID (in a container, 1), and wait until it has ended.
 
     It sends SIGTERM, which begins the drain: running activities end or are given back, and sessions are released, or
-    left to the worker's next start for restart_grace. It needs no database, and no shell or other program in the image.
-    Ctrl-C ends the waiting; the drain goes on. Exit code 5 when there is no such process, 4 after
-    --timeout.
+    left to the worker's next start for restart_grace. The process must be a live worker of the database on this host,
+    unless --force is given. It needs no shell or other program in the image. Ctrl-C ends the waiting; the drain goes
+    on. Exit code 5 when there is no such process, 4 after --timeout.
 
     Examples:
       affinity stop 4711
       kubectl exec affinity-workers-0 -- affinity stop 1     # its container starts again
     """
-    ended = end_process(pid, math.inf if timeout is None else timeout)
-    Shell("", as_json).show({"pid": pid, "ended": ended}, lambda: None)
+    process = _find(pid)
+    if not force:
+        _check_worker(shell, pid)
+    ended = _end(process, pid, math.inf if timeout is None else timeout)
+    shell.show({"pid": pid, "ended": ended}, lambda: None)
     if not ended:
         click.echo(f"Error: process {pid} has not ended after {timeout:g} s; it drains on", err=True)
         click.get_current_context().exit(TIMED_OUT)
@@ -59,14 +66,42 @@ def end_process(pid: int, timeout: float) -> bool:
     Raises:
         click.ClickException: there is no such process, or it is another user's.
     """
+    return _end(_find(pid), pid, timeout)
+
+
+def _check_worker(shell: Shell, pid: int) -> None:
+    """Check that the process is a live worker of the database on this host."""
+    host = socket.gethostname()
+    try:
+        workers = with_client(shell, lambda client: client.workers())
+    except ProviderError:
+        click.echo(f"It is not known whether process {pid} is a worker; --force asks no database", err=True)
+        raise
+    local = [each for each in workers if each.alive and each.labels.get("host") == host]
+    here = {each.labels.get("pid"): each.worker_id for each in local}
+    if str(pid) not in here:
+        found = ", ".join(f"{one} ({name})" for one, name in sorted(here.items(), key=str)) or "none"
+        raise _Refused(
+            f"process {pid} is no live worker of this database on this host, {host}; those here are: {found}. --force "
+            "ends it all the same"
+        )
+
+
+def _find(pid: int) -> _Process:
+    try:
+        return _open(pid)
+    except ProcessLookupError:
+        raise _NoProcess(f"there is no process {pid}") from None
+
+
+def _end(process: _Process, pid: int, timeout: float) -> bool:
     deadline = time.monotonic() + timeout
     try:
-        process = _open(pid)
         process.terminate()
     except ProcessLookupError:
         raise _NoProcess(f"there is no process {pid}") from None
     except PermissionError:
-        raise _OfAnotherUser(f"process {pid} is another user's") from None
+        raise _Refused(f"process {pid} is another user's") from None
     with suppress(ProcessLookupError):  # it has ended meanwhile
         while not process.wait(max(0.0, min(SIGNAL_SECONDS, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -80,7 +115,7 @@ class _NoProcess(click.ClickException):
     exit_code = UNKNOWN
 
 
-class _OfAnotherUser(click.ClickException):
+class _Refused(click.ClickException):
     exit_code = REFUSED
 
 

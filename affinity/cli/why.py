@@ -21,7 +21,8 @@ def why(shell: Shell, instance_id: str | None) -> None:
     With --json also a code of the reason, and the ids concerned: of the instance in question, and of the session,
     worker, activity or request. For an instance that has ended "waits_for" is null.
 
-    Without ID: which work waits that no live worker can take, as none has its code or its tag.
+    Without ID: which work waits that no live worker takes, as none has its code or its tag, or all that have them
+    drain.
 
     Examples:
       affinity why
@@ -44,7 +45,7 @@ def why(shell: Shell, instance_id: str | None) -> None:
 def _show_unserved(found: Sequence[UnservedWork]) -> None:
     columns = ("WAIT", "SINCE", "INSTANCE", "WHY")
     rows = [(one.count, one.since, one.instance_id, one.sentence) for one in found]
-    table(columns, rows, empty="no work waits that no live worker can take")
+    table(columns, rows, empty="no work waits that no live worker takes")
 
 
 def _sentence(instance: Instance, waits_for: Explanation | None) -> str:

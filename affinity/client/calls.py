@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Final, TypeAlias, TypeVar
 
 import anyio
+
 from affinity import errors
 from affinity.errors import UnknownInstance
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer, is_number

@@ -456,8 +456,8 @@ class Inspection(ClientBase):
         return found
 
     async def unserved_work(self, *, limit: int = 100) -> Sequence[UnservedWork]:
-        """Work that waits and that no live worker can take, since none has its code or its tag; empty while no worker
-        is alive.
+        """Work that waits and that no live worker takes, since none has its code or its tag, all that have them drain,
+        or none is alive.
 
         Args:
             limit: how many of the oldest rows of each queue are looked at, from 1 to `limits.MAX_PAGE`.

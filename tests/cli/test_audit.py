@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from affinity.cli.help import MISUSED, REFUSED, UNKNOWN
@@ -14,9 +15,49 @@ from tests.cli.conftest import Play, document, refused, run, succeed
 
 
 def entries(*options: str) -> list[dict[str, Any]]:
+    """Oldest first, without those of the migration of the database."""
+    return [each for each in everything(*options) if each["action"] != "migrate"]
+
+
+def everything(*options: str) -> list[dict[str, Any]]:
     """Oldest first."""
     found: list[dict[str, Any]] = document("audit", "--all", *options)["entries"]
     return found[::-1]
+
+
+def test_a_migration_leaves_an_entry_if_it_changes_something(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AFFINITY_USER", "ann")
+    succeed("migrate", "--dry-run")
+    for _ in range(2):
+        succeed("migrate")
+    (entry,) = everything()
+    assert (entry["user"], entry["source"], entry["action"], entry["details"]) == (
+        "ann",
+        "command",
+        "migrate",
+        {"version": 1},
+    )
+
+
+def test_each_role_that_gets_or_loses_rights_has_an_entry(
+    postgres_database: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the transaction of the change: a refused one has none."""
+    monkeypatch.setenv("AFFINITY_URL", postgres_database)
+    roles = ("audit_client", "audit_worker", "audit_reader")
+    with psycopg.connect(postgres_database, autocommit=True) as owner:
+        for role in roles:
+            owner.execute(f"DO $$ BEGIN CREATE ROLE {role}; EXCEPTION WHEN duplicate_object THEN NULL; END $$".encode())
+    succeed("migrate", "--grant-client", roles[0], "--grant-worker", roles[1])
+    refused(MISUSED, "migrate", "--grant-reader", roles[2], "--revoke", "nobody_at_all")
+    succeed("migrate", "--grant-reader", roles[2], "--revoke", roles[1])
+    assert [(each["action"], each["kind"], each["target"], each["details"]) for each in everything()] == [
+        ("migrate", "", "", {"version": 1}),
+        ("grant", "role", roles[0], {"rights_of": "client"}),
+        ("grant", "role", roles[1], {"rights_of": "worker"}),
+        ("revoke", "role", roles[1], {}),
+        ("grant", "role", roles[2], {"rights_of": "reader"}),
+    ]
 
 
 def test_commands_leave_entries(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +121,7 @@ def test_the_list_filters_and_pages(database: Path, monkeypatch: pytest.MonkeyPa
     assert len(entries("--since", "2020-01-01")) == 4
     page = document("audit", "--limit", "3")
     assert [each["target"] for each in page["entries"]] == ["none\u202e", "i2", "i1"]
-    assert [each["target"] for each in document("audit", "--after", page["next"])["entries"]] == ["i0"]
+    assert [each["target"] for each in document("audit", "--after", page["next"])["entries"]] == ["i0", ""]
     text = succeed("audit")
     assert "\u202e" not in text
     assert text.startswith("WHEN")

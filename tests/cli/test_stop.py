@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from affinity.cli.help import MISUSED, TIMED_OUT, UNKNOWN
+from affinity.cli.help import MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.stop import end_process
 from tests.cli.conftest import document, refused, run, succeed
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers
@@ -60,9 +61,31 @@ def start(request: pytest.FixtureRequest) -> Callable[[str], subprocess.Popen[st
     return start
 
 
+def test_only_a_live_worker_of_this_database_on_this_host_is_ended(
+    start: Callable[[str], subprocess.Popen[str]], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says why not, and what else there is."""
+    other = start("sys.exit(3)")
+    pid = str(other.pid)
+    assert "--force asks no database" in refused(NO_DATABASE, "stop", pid)
+    with open_workers(f"sqlite:///{directory}/affinity.db") as workers:
+        worker = workers.start("one")
+        succeed("start", "walk", "--input", "1", "--wait", "--timeout", str(PATIENCE))
+        message = f"process {pid} is no live worker of this database on this host, {socket.gethostname()}"
+        assert f"{message}; those here are: {worker.pid} (one). --force" in refused(REFUSED, "stop", pid)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(socket, "gethostname", lambda: "elsewhere")
+            assert "those here are: none" in refused(REFUSED, "stop", str(worker.pid))
+        assert other.poll() is None
+        assert document("stop", str(worker.pid), "--timeout", str(PATIENCE))["ended"]
+    assert other.poll() is None
+    succeed("stop", pid, "--force", "--timeout", str(PATIENCE))
+    assert other.wait(PATIENCE) == 3
+
+
 def test_a_process_that_goes_on_after_the_timeout(start: Callable[[str], subprocess.Popen[str]]) -> None:
     process = start("None")
-    said = run("stop", str(process.pid), "--timeout", "0.2", "--json")
+    said = run("stop", str(process.pid), "--force", "--timeout", "0.2", "--json")
     assert said.exit_code == TIMED_OUT
     assert said.stdout.split() == ["{", '"pid":', f"{process.pid},", '"ended":', "false", "}"]
     assert f"process {process.pid} has not ended after 0.2 s" in said.stderr
@@ -71,7 +94,7 @@ def test_a_process_that_goes_on_after_the_timeout(start: Callable[[str], subproc
 
 def test_a_process_that_no_one_has_waited_for_has_ended(start: Callable[[str], subprocess.Popen[str]]) -> None:
     process = start("sys.exit(3)")
-    succeed("stop", str(process.pid), "--timeout", str(PATIENCE))
+    succeed("stop", str(process.pid), "--force", "--timeout", str(PATIENCE))
     assert process.wait(PATIENCE) == 3
 
 

@@ -10,7 +10,8 @@ def test_what_an_instance_waits_for(play: Play) -> None:
     succeed("start", "brew", "--id", "pot")
     assert succeed("why", "pot") == "'pot' waits for a worker: none is alive; start one\n"
     assert document("why", "pot")["waits_for"]["code"] == "no_worker"
-    assert document("why") == {"unserved": []}
+    (unserved,) = document("why")["unserved"]
+    assert (unserved["code"], unserved["instance_id"]) == ("no_worker", "pot")
     play(lambda puppet: puppet.end_badly("pot", "failed", '{"type": "Spilled", "message": "tea"}'))
     assert succeed("why", "pot") == "'pot' is failed with Spilled: tea\n"
     assert document("why", "pot") == {"instance_id": "pot", "status": "failed", "waits_for": None}

@@ -201,7 +201,7 @@ def test_the_grace_period_is_longer_than_the_longest_drain(manifests: Manifests)
     longest = options.drain_timeout + options.worker_lease_timeout + max(SECONDS_TO_STOP, LEAVE_SECONDS)
     spec = pod_template(manifests)
     *command, waits = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    assert command == ["affinity", "stop", "1", "--timeout"]
+    assert command == ["affinity", "stop", "1", "--force", "--timeout"]
     assert float(waits) >= longest + 30.0  # a dispose of the application
     assert spec["terminationGracePeriodSeconds"] >= float(waits) + 5.0  # until the hook has begun, and for SIGTERM
 

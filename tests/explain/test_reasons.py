@@ -222,7 +222,32 @@ async def test_names_that_no_live_worker_registers(
             "no live worker that registers the activity 'work' has the tag 'gpu'": ("no_worker_with_tag", 1),
         }
         assert {one.instance_id for one in unserved.values()} == {"o", "a", "t"}
-    assert await client.unserved_work() == []  # no worker is alive: all work waits
+    assert {one.code for one in await client.unserved_work()} == {"no_worker"}  # none is alive: all work waits
+
+
+async def test_work_that_waits_since_all_workers_drain(kept_url: str, client: Client) -> None:
+    async with Worker(app, kept_url, options(drain_timeout=0.1)) as worker:
+        assert await client.unserved_work() == []
+        await client.drain_worker(worker.identity.worker_id)
+
+        async def is_drained() -> bool:
+            return all(each.draining for each in await client.workers())
+
+        await until(is_drained)
+        await client.start(works, instance_id="i")
+
+        async def is_found() -> bool:
+            return bool(await client.unserved_work())
+
+        await until(is_found)
+        (found,) = await client.unserved_work()
+        assert (found.code, found.instance_id) == ("workers_draining", "i")
+        assert f"all workers drain that could take the orchestration 'works' ({worker.identity.worker_id})" in (
+            found.sentence
+        )
+        await client.resume_worker(worker.identity.worker_id)
+        await explained(client, "i", "activity_running")
+        assert await client.unserved_work() == []
 
 
 async def test_activities_say_why_they_have_no_result(kept_url: str, client: Client) -> None:

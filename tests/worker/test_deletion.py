@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -113,11 +114,7 @@ async def test_a_quota_of_unread_events_holds_for_calls_one_after_the_other(
         accepted = (limit - 1) // 2  # in one call, which is faster
         await client.raise_events([ExternalEvent("i", "other", n) for n in range(accepted)])
         while accepted < 2 * limit + 2:
-
-            async def are_consumed() -> bool:
-                return (await client.status("i")).event_count == accepted + 2
-
-            await until(are_consumed)
+            await until(partial(_has_consumed, client, accepted))
             try:
                 await run.raise_event("other", accepted)
             except TooManyUnreadEvents:
@@ -127,3 +124,7 @@ async def test_a_quota_of_unread_events_holds_for_calls_one_after_the_other(
         await client.set_quotas(Quotas())
         await run.raise_event("value", 1)
         assert await run.wait(30) == 2
+
+
+async def _has_consumed(client: Client, events: int) -> bool:
+    return (await client.status("i")).event_count == events + 2

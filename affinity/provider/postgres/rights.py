@@ -13,12 +13,14 @@ the view ``desired_workers`` and the numbers of the migrations.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, Literal, LiteralString, TypeAlias
 
 from psycopg import AsyncConnection, sql
 
+from affinity.audit import NewAuditEntry, administrative_entries
 from affinity.errors import InvalidOptions
 from affinity.limits import LOCK_TIMEOUT_SECONDS
 from affinity.provider.postgres.driver.connections import connect
@@ -178,6 +180,7 @@ FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE r.rolname = ANY (%s) AND c.oid = 'granted_roles'::regclass"""
 _REMEMBER: Final = """
 INSERT INTO granted_roles (role, kind) VALUES (%s, %s) ON CONFLICT (role) DO UPDATE SET kind = excluded.kind"""
+_WRITE_ENTRIES: Final = "SELECT write_audit(%s)"
 _FORGET: Final = "DELETE FROM granted_roles WHERE role = %s"
 
 
@@ -206,10 +209,19 @@ async def change_rights(
             for role in revoke:
                 await _close(connection, target, sql.Identifier(role))
                 await connection.execute(_FORGET, [role])
+            await write_entries(connection, administrative_entries("revoke", revoke, kind="role"))
             for kind, roles in zip(ROLE_KINDS, (clients, workers, scalers, readers), strict=True):
                 for role in roles:
                     await connection.execute(_REMEMBER, [role, kind])
                     await _grant(connection, target, role, kind)
+                entries = administrative_entries("grant", roles, kind="role", rights_of=kind)
+                await write_entries(connection, entries)
+
+
+async def write_entries(connection: AsyncConnection[Row], entries: Sequence[NewAuditEntry]) -> None:
+    """Write entries of the audit log, in the transaction that is open."""
+    if entries:
+        await connection.execute(_WRITE_ENTRIES, [json.dumps([asdict(each) for each in entries])])
 
 
 async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None:

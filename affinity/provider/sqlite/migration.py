@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
+from affinity.audit import administrative_entries
 from affinity.errors import SchemaMismatch
 from affinity.provider.schema import (
     HOW_TO_MIGRATE,
@@ -31,6 +32,7 @@ from affinity.provider.schema import (
     report_applied,
     report_repaired,
 )
+from affinity.provider.sqlite import audit
 from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
@@ -119,8 +121,12 @@ def _upgrade(
         _record(connection, migration)
     after = found.version + len(missing)
     behind = _find_behind(connection, after)
+    entries = [*(each for one in missing for each in administrative_entries("migrate", version=one.version))]
     if behind:
         _repair(Tx(connection, Clock().now(), Tokens()))
+        entries += administrative_entries("repair", behind=list(behind))
+    if entries:
+        audit.write(Tx(connection, Clock().now(), Tokens()), entries)
     connection.execute("COMMIT")
     for migration in missing:
         report_applied(progress, migration, found.version, after)
