@@ -218,8 +218,8 @@ async def test_the_bound_of_retries_is_the_bound_of_the_call(takes: float, monke
         now[0] += takes
         raise Contention("the file is locked")
 
-    monkeypatch.setattr(calls_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(calls_module.anyio, "sleep", sleep)
+    monkeypatch.setattr("affinity.client.calls.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("affinity.client.calls.anyio.sleep", sleep)
     with pytest.raises(Contention):
         await calls_module.retry(busy)
     assert now[0] <= max(calls_module.RETRY_SECONDS + calls_module.LONGEST_PAUSE, takes)

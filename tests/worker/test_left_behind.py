@@ -229,6 +229,7 @@ async def cleans_up() -> str:
         with anyio.CancelScope(shield=True):
             await anyio.sleep(CLEANUP)
             ends.append("cleaned")
+    return ""
 
 
 def cleans_up_in_a_thread() -> str:
