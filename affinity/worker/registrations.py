@@ -37,7 +37,7 @@ class Registrations(WorkerPart):
         self._wanted = anyio.Event()
 
     def note_missing(self, orchestration: str) -> None:
-        """An instance of an orchestration has come that this worker has no code for."""
+        """An instance of an orchestration has come that this worker has no code for, or a schedule will start some."""
         if orchestration not in self._reported:
             self._reported.add(orchestration)
             self._missing.add(orchestration)

@@ -122,6 +122,10 @@ class Runtime:
         self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
         self.sent_events: SentEvents = SentEvents(services)
         self.registrations: Registrations = Registrations(services)
+        for spec in app.schedules.values():
+            name = spec.orchestration
+            if name is not None and app.find_orchestration(name, spec.version) is None:
+                self.registrations.note_missing(name if spec.version is None else f"{name}@{spec.version}")
         self.instances: InstanceTable = InstanceTable(
             app,
             services,

@@ -421,6 +421,29 @@ def other_work() -> App:
     return made
 
 
+async def test_a_declared_schedule_without_code_is_logged_at_the_start(
+    kept_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not if this app has the code, or another live worker."""
+    declaring = App("declaring")
+    declaring.include(app)
+    for name, target in {"mistake": "ordes", "known": "orders", "elsewhere": "moved"}.items():
+        declaring.schedule(name, target, cron="0 0 1 1 *")
+
+    def missing() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "its instances wait until" in one.getMessage()]
+
+    async def logged() -> bool:
+        return bool(missing())
+
+    async with opened(kept_url) as provider:
+        await stand_by(provider, "other", {"orchestrations": {"moved@1.0.0": "0f"}})
+        async with Worker(declaring, kept_url, options("a")):
+            await until(logged)
+            await anyio.sleep(0.3)
+    assert ["the orchestration 'ordes'" in one for one in missing()] == [True]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "differ"),
     [
