@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from affinity.orchestration import events as ev
 from affinity.provider.contract import FINISHED
+from affinity.provider.rounds import LONGEST_PAUSE
 from tests.programs.names import SCRIPTED
 from tests.programs.program import USER
 from tests.programs.tables import Key, Row, Rule, Rules, Tables, counted, parsed
@@ -385,6 +386,14 @@ def _at_most_one(table: str) -> Rule:
 RULES.of("timeline")(_one("timeline"))
 RULES.of("sweeps")(_one("sweeps"))
 RULES.of("quotas")(_at_most_one("quotas"))
+
+
+@RULES.of("rounds")
+def _rounds(db: Tables) -> Iterator[str]:
+    """Their pauses have a bound."""
+    yield from (
+        f"{dict(row)}" for row in db.rows["rounds"] if row["removed"] < 0 or not 0 <= row["pause"] <= LONGEST_PAUSE
+    )
 
 
 @RULES.of("migrations")

@@ -374,6 +374,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "timeline": (lambda at: at["timeline"].clear(),),
     "sweeps": (lambda at: at["sweeps"].clear(),),
     "quotas": (lambda at: at.quota().quota(),),
+    "rounds": (lambda at: at.add("rounds", name="histories", place=None, removed=0, pause=-1.0, due_at=0.0),),
     "migrations": (lambda at: at.change("migrations", {}, oldest_code=999),),
     "audit": (lambda at: at.add("audit", stated_user="bob", action="cancel"),),
     "granted_roles": (lambda at: at.add("granted_roles", role="other", kind="client"),),
