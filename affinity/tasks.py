@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar, cast
@@ -57,6 +59,26 @@ class BackgroundTask:
                 await asyncio.wait([self._task])
             raise
         self._task.result()
+
+
+def close_dropped(
+    owner: object, what: str, loop: asyncio.AbstractEventLoop, close: Callable[[], Awaitable[None]]
+) -> None:
+    """Warn that an object was dropped open, and close it on its event loop, if that still runs."""
+    warnings.warn(f"a {what} was dropped open: use it in an `async with`", ResourceWarning, stacklevel=3, source=owner)
+    with suppress(RuntimeError):  # the loop is closed, and with it the connections
+        loop.call_soon_threadsafe(_close_soon, close)
+
+
+def _close_soon(close: Callable[[], Awaitable[None]]) -> None:
+    task = asyncio.ensure_future(close())
+    task.add_done_callback(ignore_error)
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+_closing: Final[set[asyncio.Future[None]]] = set()
+"""The tasks of `close_dropped`: the event loop itself keeps no task alive."""
 
 
 def ignore_error(future: asyncio.Future[Any]) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import anyio
 
@@ -24,7 +24,7 @@ from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
-from affinity.tasks import BackgroundTask, check_loop
+from affinity.tasks import BackgroundTask, check_loop, close_dropped
 from affinity.user_code import refuse_in_orchestration
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -169,6 +169,13 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
     raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
 
 
+async def _run(parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    ACTING.set(())  # a user who opens the client does not make the calls of others
+    async with anyio.create_task_group() as tasks:
+        for work in parts:
+            tasks.start_soon(work)
+
+
 class ClientBase(AsyncBlock):
     """An open provider, with the tasks that run beside the calls. For the event loop that has opened it."""
 
@@ -195,7 +202,8 @@ class ClientBase(AsyncBlock):
             self._opened_journals = Journals(self._opened, self._hints)
             self._replies = Replies(self._opened, self._hints)
             stack.push_async_callback(self._hints.flush)
-            background = BackgroundTask(self._run)
+            parts = (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run)
+            background = BackgroundTask(partial(_run, parts))  # without the client, which may be dropped open
             stack.push_async_callback(background.join)
             stack.callback(background.cancel)
             self._stack = stack.pop_all()
@@ -208,11 +216,10 @@ class ClientBase(AsyncBlock):
         stack, self._stack = self._stack, None
         await stack.aclose()
 
-    async def _run(self) -> None:
-        ACTING.set(())  # a user who opens the client does not make the calls of others
-        async with anyio.create_task_group() as tasks:
-            for work in (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run):
-                tasks.start_soon(work)
+    def __del__(self) -> None:
+        stack, self._stack = getattr(self, "_stack", None), None
+        if stack is not None:
+            close_dropped(self, "client", self._loop, stack.aclose)
 
     @property
     def _open_provider(self) -> Provider:

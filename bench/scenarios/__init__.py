@@ -21,6 +21,7 @@ from bench.scenarios.order import order
 from bench.scenarios.rebalance import rebalance
 from bench.scenarios.replicas import replicas
 from bench.scenarios.restart import restart
+from bench.scenarios.retention import retention
 from bench.scenarios.rollout import rollout
 from bench.scenarios.schedules import schedules
 from bench.scenarios.size import size
@@ -44,6 +45,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "idle": idle,
     "memory": memory,
     "restart": restart,
+    "retention": retention,
     "rollout": rollout,
     "sqlite": sqlite,
     "state": state,
@@ -69,6 +71,7 @@ ON_SQLITE = (
     "history",
     "fanout",
     "failover",
+    "retention",
     "rollout",
     "sqlite",
     "state",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakMethod
 
 import anyio.to_thread
 
@@ -90,6 +91,12 @@ Operation: TypeAlias = Callable[Concatenate[Tx, P], T]
 Verb: TypeAlias = "Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]"
 
 
+def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
+    """Call a method, unless its object was dropped."""
+    if (call := method()) is not None:
+        call()
+
+
 def _writes(operation: Operation[P, T]) -> Verb[P, T]:
     """The verb that runs an operation with the lock that writers need."""
 
@@ -148,7 +155,9 @@ class SqliteProvider:
         self._waiting = 0
         self._subscriptions: set[hints.Subscription] = set()
         self._watches: set[hints.JournalSubscription] = set()
-        self._writer = DatabaseThread(writer, "affinity-sqlite-write", self._on_foreign_commit)
+        self._writer = DatabaseThread(
+            writer, "affinity-sqlite-write", partial(_call_weakly, WeakMethod(self._on_foreign_commit))
+        )
         self._reader = DatabaseThread(reader, "affinity-sqlite-read")
         self.states: SessionStore = SqliteSessionStore(self._writer, self._reader, self.database)
 
@@ -217,6 +226,11 @@ class SqliteProvider:
     def database(self) -> str:
         """The file: a copy has the same token."""
         return f"{self._inode} {self._path}"
+
+    def __del__(self) -> None:
+        for thread in (getattr(self, "_writer", None), getattr(self, "_reader", None)):
+            if thread is not None:
+                thread.end()
 
     async def aclose(self) -> None:
         """Finish the calls that were made and close both connections. Idempotent."""

@@ -76,6 +76,11 @@ class DatabaseThread:
         await asyncio.shield(self._closed)
         self._thread.join()
 
+    def end(self) -> None:
+        """End the thread without waiting for it: its provider was dropped open."""
+        if self._closed is None:
+            self._calls.put(None)
+
     def _run(self) -> None:
         pause, due = WATCH_EVERY[0], 0.0
         while True:
@@ -119,8 +124,8 @@ class DatabaseThread:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _close_answered(self) -> None:
-        assert self._closed is not None
-        _succeed(self._closed, None)
+        if self._closed is not None:
+            _succeed(self._closed, None)
 
 
 def _succeed(answer: asyncio.Future[Any], result: object) -> None:
