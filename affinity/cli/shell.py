@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import getpass
 import os
@@ -242,7 +243,11 @@ def remove(
     def run(*, dry: bool) -> T:
         async def with_progress(client: Client) -> T:
             with Progress("would remove" if dry else "removed", hint="" if dry else hint) as progress:
-                return await work(client, dry_run=dry, progress=progress)
+                ticks = asyncio.create_task(progress.tick())
+                try:
+                    return await work(client, dry_run=dry, progress=progress)
+                finally:
+                    ticks.cancel()
 
         return with_client(shell, with_progress)
 
@@ -277,6 +282,12 @@ class Progress:
             self._pause = min(self._pause * 1.5, _SHOWN_EVERY)
             self._next = now + self._pause
             click.echo(f"{self._done} {count} …", err=True)
+
+    async def tick(self) -> None:
+        """Report the last count too while a step takes long."""
+        while True:
+            await asyncio.sleep(max(self._next - time.monotonic(), 0.01))
+            self(self._count)
 
     def __enter__(self) -> Self:
         return self

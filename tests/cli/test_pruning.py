@@ -8,8 +8,10 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
 from affinity.client import Client
+from affinity.errors import InvalidInput
 from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import Puppet
@@ -64,6 +66,31 @@ def test_ctrl_c_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(INTERRUPTED, "prune", "--older-than", "1d", "--yes")
     assert said.startswith("removed 7 before it ended; these stay removed")
     assert said.endswith("interrupted\n")
+
+
+@pytest.mark.usefixtures("database")
+@pytest.mark.parametrize(
+    ("call", "command"),
+    [
+        ("prune", ("prune", "--older-than", "1d")),
+        ("prune_histories", ("prune", "--histories", "--older-than", "1d")),
+        ("prune_conversations", ("conversation", "prune", "--older-than", "1d")),
+    ],
+)
+def test_a_count_that_takes_long_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, call: str, command: tuple[str, ...]
+) -> None:
+    """Also while one of its steps takes long."""
+
+    async def slow(_: Client, *, progress: Callable[[int], None], **__: object) -> int:
+        progress(7)
+        await anyio.sleep(0.5)
+        raise InvalidInput("enough")
+
+    monkeypatch.setattr(Client, call, slow)
+    monkeypatch.setattr(shell, "_FIRST_SHOWN", 0.05)
+    said = run(*command, "--dry-run").stderr
+    assert said.startswith("would remove 7 …\n")
 
 
 @pytest.fixture
