@@ -15,6 +15,7 @@ import affinity_workflows
 affinity_workflows.check_installation()
 
 if typing.TYPE_CHECKING:
+    from affinity import agent as agent
     from affinity import errors as errors
     from affinity import sync as sync
     from affinity import telemetry as telemetry

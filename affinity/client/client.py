@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 import anyio
 from pydantic_core import to_json
@@ -27,6 +27,7 @@ from affinity.client.requests import (
     IfEnded,
     Orchestration,
     Start,
+    Started,
     StartOutcome,
     encoded_input,
     name_of,
@@ -62,6 +63,9 @@ from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
 from affinity.telemetry import INSTANCE_ATTRIBUTE
 from affinity.tracing import client_span
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
@@ -163,7 +167,8 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
             InvalidInput: an id or the input is refused; the subclass is the reason.
             OrchestrationMisuse: an input is missing, or too much.
         """
-        start = Start(orchestration, input, instance_id, version, session_id, if_ended)
+        new: Callable[..., Start] = Start
+        start = new(orchestration, input, instance_id, version, session_id, if_ended)
         (handle,) = await self.start_many([start], force=force)
         return handle
 
@@ -250,6 +255,20 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
 
     # -- sending
 
+    @overload
+    async def raise_event(
+        self, instance_id: str, name: EventValue[Any], *, idempotency_key: str | None = ..., force: bool = ...
+    ) -> None: ...
+    @overload
+    async def raise_event(
+        self,
+        instance_id: str,
+        name: str,
+        data: Any = ...,
+        *,
+        idempotency_key: str | None = ...,
+        force: bool = ...,
+    ) -> None: ...
     @action("raise", "instance", "instance_id", "name")
     async def raise_event(
         self,
@@ -277,7 +296,8 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
             ConnectionLost: it may or may not have been sent; to send it again may deliver it twice, unless it has a
                 key.
         """
-        (delivery,) = await self.raise_events([ExternalEvent(instance_id, name, data, idempotency_key)], force=force)
+        new: Callable[..., ExternalEvent] = ExternalEvent
+        (delivery,) = await self.raise_events([new(instance_id, name, data, idempotency_key)], force=force)
         await self._check_delivery(instance_id, delivery)
 
     async def _check_delivery(self, instance_id: str, delivery: Delivery) -> None:
@@ -291,7 +311,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
         event: EventValue[R],
         *,
         idempotency_key: str | None = None,
-        start: Start | tuple[Orchestration, Any] | Orchestration | None = None,
+        start: Started[I] | None = None,
         timeout: float | None = None,
         force: bool = False,
     ) -> R:
@@ -396,7 +416,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
     @overload
     async def wait(self, instance_id: str, timeout: float | None = ...) -> Any: ...
     @overload
-    async def wait(self, instance_id: str, timeout: float | None = ..., *, type: type[T]) -> T: ...
+    async def wait(self, instance_id: str, timeout: float | None = ..., *, type: TypeForm[T]) -> T: ...
     async def wait(self, instance_id: str, timeout: float | None = None, *, type: Any = Any) -> Any:
         """The output of an instance, once it has ended.
 
@@ -551,11 +571,16 @@ class Handle(Generic[R]):
         """The result, once it has ended; see `Client.wait`."""
         return cast(R, await self._client._wait_decoded(self.instance_id, timeout, self._result))
 
+    @overload
+    async def raise_event(self, name: EventValue[Any], *, idempotency_key: str | None = ...) -> None: ...
+    @overload
+    async def raise_event(self, name: str, data: Any = ..., *, idempotency_key: str | None = ...) -> None: ...
     async def raise_event(
         self, name: str | EventValue[Any], data: Any = None, *, idempotency_key: str | None = None
     ) -> None:
         """Send it an event; see `Client.raise_event`."""
-        await self._client.raise_event(self.instance_id, name, data, idempotency_key=idempotency_key)
+        send: Callable[..., Awaitable[None]] = self._client.raise_event
+        await send(self.instance_id, name, data, idempotency_key=idempotency_key)
 
     async def ask(self, event: EventValue[T], *, idempotency_key: str | None = None, timeout: float | None = None) -> T:
         """Send it an event, and wait for the reply; see `Client.ask`."""

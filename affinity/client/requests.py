@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, overload
 
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.limits import MAX_ERROR_BYTES, MAX_UNREAD_EVENTS, check_choice, check_code_name, check_id, truncate
@@ -16,6 +16,8 @@ from affinity.orchestration.typed import ExternalEvent, encode_raised
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.provider.contract import NewInstance, NewMessage
 from affinity.tracing import current_context
+
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 
 Orchestration: TypeAlias = str | OrchestrationFunction[Any, Any] | OrchestrationWithoutInput[Any]
 """The name of an orchestration, or the function that an `App` registered."""
@@ -39,6 +41,46 @@ class Start:
     version: str | None = None  # None: the latest that the first worker registers
     session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
     if_ended: IfEnded = "return"  # what `start` does if the instance of this id has ended
+
+    if TYPE_CHECKING:  # the generated constructor, with the input that the orchestration takes
+
+        @overload
+        def __init__(
+            self,
+            orchestration: OrchestrationFunction[I, Any],
+            input: I,
+            instance_id: str | None = ...,
+            version: str | None = ...,
+            session_id: str | None = ...,
+            if_ended: IfEnded = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            orchestration: OrchestrationWithoutInput[Any],
+            *,
+            instance_id: str | None = ...,
+            version: str | None = ...,
+            session_id: str | None = ...,
+            if_ended: IfEnded = ...,
+        ) -> None: ...
+        @overload
+        def __init__(
+            self,
+            orchestration: str,
+            input: Any = ...,
+            instance_id: str | None = ...,
+            version: str | None = ...,
+            session_id: str | None = ...,
+            if_ended: IfEnded = ...,
+        ) -> None: ...
+        def __init__(self, orchestration: Any, input: Any = ..., *args: Any, **options: Any) -> None: ...
+
+
+Started: TypeAlias = (
+    Start | tuple[OrchestrationFunction[I, Any], I] | tuple[str, Any] | OrchestrationWithoutInput[Any] | str
+)
+"""An orchestration to start: see `Client.ask`."""
 
 
 def new_instance(start: Start) -> NewInstance:
@@ -95,7 +137,7 @@ def new_cancellation(instance_id: str, reason: str) -> NewMessage:
     return NewMessage(instance_id=check_id(instance_id, "instance id"), payload=encode_message(ANY_EXECUTION, request))
 
 
-def start_of(start: Start | tuple[Orchestration, Any] | Orchestration, instance_id: str) -> Start:
+def start_of(start: Started[Any], instance_id: str) -> Start:
     """The start of the instance of this id: of an orchestration, of one with its input, or as given.
 
     Raises:

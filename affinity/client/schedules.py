@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Final, Literal, TypeAlias, Unpack
+from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from affinity.audit import action
 from affinity.client.calls import batches, check_delivery, retry
@@ -16,11 +16,13 @@ from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule
 from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, check_condition, check_limit, check_text, several, truncate
+from affinity.orchestration.context import OrchestrationFunction
 from affinity.orchestration.schedules import (
     Overlap,
     ScheduleOptions,
     ScheduleSpec,
     Target,
+    TickOptions,
     changed_spec,
     check_name,
     new_spec,
@@ -30,6 +32,8 @@ from affinity.orchestration.schedules import (
 )
 from affinity.provider.contract import PauseKind, Provider, ScheduleRow, ScheduleWrite
 from affinity.schedules import message_of_tick, new_row, start_of_tick, tick_id, with_spec
+
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 
 ScheduleState: TypeAlias = Literal["active", "paused", "undeclared", "ended"]
 
@@ -90,6 +94,35 @@ class Schedules:
     def _database(self) -> str:
         return self._client._database
 
+    @overload
+    async def create(
+        self,
+        name: str,
+        target: OrchestrationFunction[I, Any],
+        *,
+        input: I,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    async def create(
+        self, name: str, target: Target, *, due_as: str | None = ..., force: bool = ..., **options: Unpack[TickOptions]
+    ) -> Schedule: ...
+    @overload
+    async def create(
+        self,
+        name: str,
+        target: OrchestrationFunction[Any, Any],
+        *,
+        input: Any,
+        due_as: str,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    async def create(
+        self, name: str, target: str, *, force: bool = ..., **options: Unpack[ScheduleOptions]
+    ) -> Schedule: ...
     @action("create", "schedule", "name", "target")
     async def create(
         self, name: str, target: Target, *, force: bool = False, **options: Unpack[ScheduleOptions]
@@ -117,6 +150,41 @@ class Schedules:
         if isinstance(target, str):
             await self._client._check_start(target, spec.version, spec.input_at(await self._now()))
 
+    @overload
+    async def update(
+        self,
+        name: str,
+        target: OrchestrationFunction[I, Any],
+        *,
+        input: I,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    async def update(
+        self,
+        name: str,
+        target: Target | None = ...,
+        *,
+        due_as: str | None = ...,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    async def update(
+        self,
+        name: str,
+        target: OrchestrationFunction[Any, Any],
+        *,
+        input: Any,
+        due_as: str,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    async def update(
+        self, name: str, target: str, *, force: bool = ..., **options: Unpack[ScheduleOptions]
+    ) -> Schedule: ...
     @action("update", "schedule", "name", "target")
     async def update(
         self, name: str, target: Target | None = None, *, force: bool = False, **options: Unpack[ScheduleOptions]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
-from typing import Any, Final, Literal, NotRequired, TypedDict, cast
+from typing import Any, Final, Literal, NotRequired, TypedDict, TypeVar, Unpack, cast, overload
 
 from pydantic import JsonValue
 from pydantic_core import from_json
@@ -35,12 +35,20 @@ from affinity.errors import (
 from affinity.journal import InstanceStart, JournalAppend
 from affinity.limits import check_id, seconds_of, truncate
 from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
-from affinity.orchestration.context import target_reference
+from affinity.orchestration.context import (
+    ActivityOptions,
+    NewInstanceOptions,
+    OrchestrationFunction,
+    OrchestrationWithoutInput,
+    target_reference,
+)
 from affinity.orchestration.definitions import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
 from affinity.orchestration.signals import OrchestrationCancelledSignal
 from affinity.tracing import current_context
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
+
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 
 GONE: Final = "unknown"
 """Outcome of an append if the conversation, or its instance, does not exist."""
@@ -75,9 +83,23 @@ class RunEnd(RunSource):
     error: NotRequired[dict[str, str]]
 
 
+class CallOptions(ActivityOptions, total=False):
+    """Options of `Wake.call`."""
+
+    session_id: str | None
+
+
 class RunCalls:
     """The calls of a wake that start a run."""
 
+    @overload
+    def start(
+        self, orchestration: OrchestrationFunction[I, Any], input: I, /, **options: Unpack[NewInstanceOptions]
+    ) -> str: ...
+    @overload
+    def start(self, orchestration: OrchestrationWithoutInput[Any], /, **options: Unpack[NewInstanceOptions]) -> str: ...
+    @overload
+    def start(self, orchestration: str, input: Any = ..., /, **options: Unpack[NewInstanceOptions]) -> str: ...
     def start(
         self,
         orchestration: Callable[..., Any] | str,
@@ -118,6 +140,14 @@ class RunCalls:
             options["version"] = version
         return self._start_run(started, "run", {"does": "orchestration", "name": name, "input": given, **options})
 
+    @overload
+    def call(
+        self, activity: Callable[[ActivityContext, I], Any], input: I, /, **options: Unpack[CallOptions]
+    ) -> str: ...
+    @overload
+    def call(self, activity: Callable[[ActivityContext], Any], /, **options: Unpack[CallOptions]) -> str: ...
+    @overload
+    def call(self, activity: str, input: Any = ..., /, **options: Unpack[CallOptions]) -> str: ...
     def call(
         self,
         activity: Callable[..., Any] | str,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from pydantic import JsonValue
 from pydantic_core import from_json
@@ -79,6 +79,7 @@ from affinity.tracing import current_context, part_span
 
 R = TypeVar("R", bound=RequestEvent)
 T = TypeVar("T")
+Args = TypeVarTuple("Args")
 
 _PRIORITIES: Final = {"low": -10, "normal": 0, "high": 10}
 MAX_PRIORITY: Final = 1_000
@@ -361,9 +362,9 @@ class Wake(CommonCalls[None], RunCalls):
     async def step(
         self,
         name: str,
-        function: Callable[..., Awaitable[T]],
+        function: Callable[[Unpack[Args]], Awaitable[T]],
         /,
-        *args: Any,
+        *args: *Args,
         key: str | None = ...,
         retry: RetryPolicy | None = ...,
         timeout: float | timedelta | None = ...,
@@ -373,15 +374,15 @@ class Wake(CommonCalls[None], RunCalls):
     async def step(
         self,
         name: str,
-        function: Callable[..., T],
+        function: Callable[[Unpack[Args]], T],
         /,
-        *args: Any,
+        *args: *Args,
         key: str | None = ...,
         retry: RetryPolicy | None = ...,
         timeout: float | timedelta | None = ...,
         repeat: Repeat = ...,
     ) -> T: ...
-    async def step(
+    async def step(  # type: ignore[misc]  # mypy compares options behind *args with the arguments
         self,
         name: str,
         function: Callable[..., Any],

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
 from affinity.limits import MAX_SCHEMAS_BYTES, check_code_name
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.context import OrchestrationContext
+from affinity.orchestration.context import OrchestrationContext, OrchestrationFunction
 from affinity.orchestration.definitions import (
     DEFINITION_ATTRIBUTE,
     ActivityDefinition,
@@ -28,13 +28,19 @@ from affinity.orchestration.definitions import (
     qualname,
     refuse_other_context,
 )
-from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, new_spec
+from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, TickOptions, new_spec
 from affinity.orchestration.schedules import check_name as check_schedule_name
 from affinity.orchestration.schemas import interface_of, schemas_of
 from affinity.records import Hydrate
 from affinity.user_code import is_interactive, is_rerun
 
-F = TypeVar("F", bound=Callable[..., Any])
+I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
+ActivityForm = TypeVar("ActivityForm", bound=Callable[[ActivityContext], Any] | Callable[[ActivityContext, Any], Any])
+OrchestrationForm = TypeVar(
+    "OrchestrationForm",
+    bound=Callable[[OrchestrationContext], Coroutine[Any, Any, Any]]
+    | Callable[[OrchestrationContext, Any], Coroutine[Any, Any, Any]],
+)
 
 DEFAULT_VERSION: Final = "1.0.0"
 
@@ -195,9 +201,11 @@ class App:
         return tuple(self._session_listeners)
 
     @overload
-    def activity(self, function: F, /) -> F: ...
+    def activity(self, function: ActivityForm, /) -> ActivityForm: ...
     @overload
-    def activity(self, *, name: str | None = None, journal_inputs: int = 0) -> Callable[[F], F]: ...
+    def activity(
+        self, *, name: str | None = None, journal_inputs: int = 0
+    ) -> Callable[[ActivityForm], ActivityForm]: ...
     def activity(
         self, function: Callable[..., Any] | None = None, *, name: str | None = None, journal_inputs: int = 0
     ) -> Any:
@@ -215,7 +223,7 @@ class App:
             InvalidOptions: ``journal_inputs`` is no integer from 0.
         """
 
-        def register(function: F) -> F:
+        def register(function: ActivityForm) -> ActivityForm:
             definition = ActivityDefinition(_name_of(function, name, "activity"), function, journal_inputs)
             refuse_other_context(definition.description, function, ActivityContext)
             self._add_activity(definition)
@@ -226,9 +234,11 @@ class App:
         return register if function is None else register(function)
 
     @overload
-    def orchestration(self, function: F, /) -> F: ...
+    def orchestration(self, function: OrchestrationForm, /) -> OrchestrationForm: ...
     @overload
-    def orchestration(self, *, name: str | None = None, version: str = DEFAULT_VERSION) -> Callable[[F], F]: ...
+    def orchestration(
+        self, *, name: str | None = None, version: str = DEFAULT_VERSION
+    ) -> Callable[[OrchestrationForm], OrchestrationForm]: ...
     def orchestration(
         self, function: Callable[..., Any] | None = None, *, name: str | None = None, version: str = DEFAULT_VERSION
     ) -> Any:
@@ -242,7 +252,7 @@ class App:
                 (context) or (context, input).
         """
 
-        def register(function: F) -> F:
+        def register(function: OrchestrationForm) -> OrchestrationForm:
             checked = _checked_name(version, "orchestration version")
             definition = OrchestrationDefinition(_name_of(function, name, "orchestration"), checked, function)
             refuse_other_context(definition.description, function, OrchestrationContext)
@@ -269,6 +279,26 @@ class App:
         """The declared schedules, by name."""
         return MappingProxyType(self._schedules)
 
+    @overload
+    def schedule(
+        self, name: str, target: OrchestrationFunction[I, Any], *, input: I, **options: Unpack[TickOptions]
+    ) -> None: ...
+    @overload
+    def schedule(
+        self, name: str, target: Target, *, due_as: str | None = ..., **options: Unpack[TickOptions]
+    ) -> None: ...
+    @overload
+    def schedule(
+        self,
+        name: str,
+        target: OrchestrationFunction[Any, Any],
+        *,
+        input: Any,
+        due_as: str,
+        **options: Unpack[TickOptions],
+    ) -> None: ...
+    @overload
+    def schedule(self, name: str, target: str, **options: Unpack[ScheduleOptions]) -> None: ...
     def schedule(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> None:
         """Declare a schedule. The database has it as soon as a worker of the newest version of this app runs; when that
         version no longer declares it, it is paused.
@@ -489,7 +519,7 @@ def _attach(function: Callable[..., Any], definition: Definition) -> None:
         ) from None
 
 
-def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
+def _refusing_orchestrations(function: ActivityForm, definition: ActivityDefinition) -> ActivityForm:
     """A function of the application, as its module sees it: called with an orchestration's context it would run in the
     orchestration, unrecorded, and again in each replay.
     """
@@ -513,7 +543,7 @@ def _refusing_orchestrations(function: F, definition: ActivityDefinition) -> F:
         check(args)
         return function(*args, **kwargs)
 
-    return cast(F, refusing_async if definition.is_async else refusing)
+    return cast(ActivityForm, refusing_async if definition.is_async else refusing)
 
 
 def _name_of(function: Callable[..., Any], name: str | None, kind: str) -> str:

@@ -10,7 +10,19 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, NoReturn, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NoReturn,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, check_code_name, check_id, seconds_of
@@ -42,6 +54,14 @@ from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_aw
 from affinity.orchestration.signals import ContinueAsNewSignal
 from affinity.orchestration.typed import Event, EventValue, ReceivedEvent, encode_raised
 from affinity.orchestration.waits import SessionMoved, check_event_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    N_contra = TypeVarWithDefault("N_contra", default=Any, contravariant=True)
+else:
+    N_contra = TypeVar("N_contra", contravariant=True)
 
 T = TypeVar("T")
 T2 = TypeVar("T2")
@@ -75,8 +95,11 @@ DEFAULT_HOLD_SECONDS: Final = 3600.0
 _CUSTOM_STATUS: Final = Codec(Any, "custom status", MAX_CUSTOM_STATUS_BYTES)
 
 
-class OrchestrationContext:
+class OrchestrationContext(Generic[N_contra]):
     """The first argument of every orchestration, and the only source of futures that it may await.
+
+    With the type of the input, as in ``ctx: OrchestrationContext[Opening]``, a type checker knows what
+    `continue_as_new` takes.
 
     Attributes:
         instance_id: of this instance.
@@ -187,12 +210,13 @@ class OrchestrationContext:
     ) -> DurableFuture[Any]: ...
     @overload
     def schedule_wait(
-        self, name: str, type: type[T], *, hold_session: str | None = None, hold_for: float | timedelta | None = None
+        self,
+        name: str,
+        type: TypeForm[T],
+        *,
+        hold_session: str | None = None,
+        hold_for: float | timedelta | None = None,
     ) -> DurableFuture[T]: ...
-    @overload
-    def schedule_wait(
-        self, name: str, type: object, *, hold_session: str | None = None, hold_for: float | timedelta | None = None
-    ) -> DurableFuture[Any]: ...
     def schedule_wait(
         self,
         name: str | Event[Any, Any],
@@ -351,6 +375,10 @@ class OrchestrationContext:
             check_code_name(version, "orchestration version")
         return target_reference(target, input, OrchestrationDefinition, where), instance_id, version
 
+    @overload
+    def raise_event(self, instance_id: str, name: EventValue[Any]) -> None: ...
+    @overload
+    def raise_event(self, instance_id: str, name: str, data: Any = ...) -> None: ...
     def raise_event(self, instance_id: str, name: str | EventValue[Any], data: Any = None) -> None:
         """Raise an external event for another instance, as `Client.raise_event`. It is sent with the commit of this
         step, once.
@@ -374,6 +402,10 @@ class OrchestrationContext:
         event, text = encode_raised(name, data)
         self._scheduler.pending.append(ev.EventSent(check_id(instance_id, "instance id"), event, text))
 
+    @overload
+    def continue_as_new(self, input: N_contra = ..., *, version: None = ...) -> NoReturn: ...
+    @overload
+    def continue_as_new(self, input: Any = ..., *, version: str) -> NoReturn: ...
     @one_input
     def continue_as_new(self, input: Any = MISSING, *, version: str | None = None) -> NoReturn:
         """End this execution and start the next one of the same instance, with a fresh history.
@@ -408,12 +440,19 @@ class OrchestrationContext:
         self, one: Awaitable[T], two: Awaitable[T2], three: Awaitable[T3], /
     ) -> DurableFuture[Selected[Literal[0], T] | Selected[Literal[1], T2] | Selected[Literal[2], T3]]: ...
     @overload
+    def select(
+        self, one: Awaitable[T], two: Awaitable[T2], three: Awaitable[T3], four: Awaitable[T4], /
+    ) -> DurableFuture[
+        Selected[Literal[0], T] | Selected[Literal[1], T2] | Selected[Literal[2], T3] | Selected[Literal[3], T4]
+    ]: ...
+    @overload
     def select(self, *awaitables: Awaitable[T]) -> DurableFuture[Selected[int, T]]: ...
     def select(self, *awaitables: Awaitable[Any]) -> DurableFuture[Any]:
         """Wait for the first of several durable futures and coroutines; the others are cancelled.
 
-        ``index, value = await ctx.select(...)``. If the first one failed, its error is raised. A type checker knows
-        the value's type behind ``if won.index == 0``, and in a ``match``: see `Selected`.
+        The result is a pair, ``index, value``. If the first one failed, its error is raised. With up to four
+        arguments, a type checker knows the value's type once the pair is looked at as a whole: behind
+        ``if won.index == 0``, and in a ``match`` (see `Selected`).
 
         Raises:
             OrchestrationMisuse: an argument is something else, or there is none.

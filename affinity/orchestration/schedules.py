@@ -68,8 +68,8 @@ above has made.
 """
 
 
-class ScheduleOptions(TypedDict, total=False):
-    """Options of a schedule: when it is due, what a tick does, and options of its target."""
+class TickOptions(TypedDict, total=False):
+    """Options of a schedule but for its input: when it is due, what a tick does, and options of its target."""
 
     cron: str | None
     """A cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first."""
@@ -95,14 +95,19 @@ class ScheduleOptions(TypedDict, total=False):
     """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick. An
     event to an instance has none.
     """
-    input: Any
-    """Input of the orchestration. Without it, an orchestration that needs one gets the due time, in ISO 8601, UTC."""
-    due_as: str | None
-    """Key under which the input, an object, or the data of the event, has the due time too."""
     version: str | None
     """Version of the orchestration; by default the latest that the worker registers."""
     session_id: str | None
     """Session id of the instances, as in `Client.start`."""
+
+
+class ScheduleOptions(TickOptions, total=False):
+    """Options of a schedule."""
+
+    input: Any
+    """Input of the orchestration. Without it, an orchestration that needs one gets the due time, in ISO 8601, UTC."""
+    due_as: str | None
+    """Key under which the input, an object, or the data of the event, has the due time too."""
 
 
 class ScheduleSpec(BaseModel):

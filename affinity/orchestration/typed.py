@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.scheduler import Scheduler, refuse_awaitable
 from affinity.orchestration.waits import check_event_name
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 D = TypeVar("D")
 R = TypeVar("R")
@@ -32,11 +35,13 @@ class Event(Generic[D, R]):
     """
 
     @overload
-    def __init__(self, name: str, type: type[D], *, reply: type[R]) -> None: ...
+    def __init__(self, name: str, type: TypeForm[D], *, reply: TypeForm[R]) -> None: ...
     @overload
-    def __init__(self: Event[D, Any], name: str, type: type[D]) -> None: ...
+    def __init__(self: Event[D, Any], name: str, type: TypeForm[D]) -> None: ...
     @overload
-    def __init__(self: Event[Any, Any], name: str, type: object = ..., *, reply: object = ...) -> None: ...
+    def __init__(self: Event[Any, R], name: str, *, reply: TypeForm[R]) -> None: ...
+    @overload
+    def __init__(self: Event[Any, Any], name: str) -> None: ...
     def __init__(self, name: str, type: Any = Any, *, reply: Any = Any) -> None:
         """An event; a type is anything that pydantic knows.
 
@@ -78,6 +83,14 @@ class ExternalEvent:
     name: str | EventValue[Any]  # the latter has data of its own
     data: Any = None
     idempotency_key: str | None = None  # of the events with one key the instance gets one
+
+    if TYPE_CHECKING:  # the generated constructor: an event that is given with its data has no other
+
+        @overload
+        def __init__(self, instance_id: str, name: EventValue[Any], *, idempotency_key: str | None = ...) -> None: ...
+        @overload
+        def __init__(self, instance_id: str, name: str, data: Any = ..., idempotency_key: str | None = ...) -> None: ...
+        def __init__(self, instance_id: str, name: Any, data: Any = ..., idempotency_key: str | None = ...) -> None: ...
 
 
 def event_name(name: str | EventValue[Any]) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, overload
 
 import anyio
 
@@ -30,6 +30,7 @@ from affinity.tasks import call_here, call_inline, finish, run_code
 from affinity.user_code import call_sync
 
 T = TypeVar("T")
+H = TypeVar("H")
 
 LABEL: Final = "affinity.resource/"
 """Begins the labels of records that name what the session uses; then comes the name of the resource."""
@@ -65,6 +66,72 @@ class Resource(Generic[T]):
     One resource object serves one event loop. Callbacks may be async or sync; a sync one must not block the loop.
     """
 
+    @overload
+    def __init__(
+        self,
+        *,
+        open: Callable[[str], Awaitable[T]],
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        open: Callable[[str], T],
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        open: Callable[[H], Awaitable[T]],
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str,
+        create: Callable[[str, str], Awaitable[H] | H],
+        destroy: Callable[[str, H | None], Awaitable[None] | None],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        open: Callable[[H], T],
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str,
+        create: Callable[[str, str], Awaitable[H] | H],
+        destroy: Callable[[str, H | None], Awaitable[None] | None],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str,
+        create: Callable[[str, str], Awaitable[T]],
+        destroy: Callable[[str, T | None], Awaitable[None] | None],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        *,
+        close: Callable[[str, T], Awaitable[None] | None] | None = ...,
+        key: Callable[[str], str] = ...,
+        on_error: Literal["keep", "dispose"] = ...,
+        name: str,
+        create: Callable[[str, str], T],
+        destroy: Callable[[str, T | None], Awaitable[None] | None],
+    ) -> None: ...
     def __init__(
         self,
         *,

@@ -36,7 +36,7 @@ from affinity.user_code import refuse_in_orchestration
 S = TypeVar("S")
 R = TypeVar("R")
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Migrate)
 
 _NO_SCOPE: Final = nullcontext()
 

@@ -11,7 +11,7 @@ from affinity.client.conversations import Connectable, ConversationConditions, C
 from affinity.client.inbox import ConversationRequest, RequestChange, RequestConditions, RequestPage
 from affinity.client.inspection import InstanceConditions, MoveConditions
 from affinity.client.registered import RegisteredFunction
-from affinity.client.requests import Orchestration, Start, StartOutcome
+from affinity.client.requests import Start, StartOutcome, Started
 from affinity.client.resets import ResetPreview
 from affinity.client.schedules import Schedule
 from affinity.client.views import ExecutionSummary, HistoryRecord, Instance, InstanceTree, Page, WorkStatistics
@@ -27,7 +27,7 @@ from affinity.errors import Explanation, WaitTimeout
 from affinity.explain import DrainPreview, SessionLife, TickReason, UnservedWork
 from affinity.journal import ConversationStatus, Description
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
-from affinity.orchestration.schedules import ScheduleOptions, Target
+from affinity.orchestration.schedules import ScheduleOptions, Target, TickOptions
 from affinity.orchestration.typed import EventValue, ExternalEvent
 from affinity.provider.contract import (
     Delivery,
@@ -58,6 +58,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from pydantic import JsonValue
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing_extensions import TypeForm
 
 __all__ = [
     "Client",
@@ -185,14 +186,13 @@ class Client:
     ) -> Handle[R]: ...
     @overload
     def handle(self, instance_id: str, orchestration: str | None = ...) -> Handle[Any]: ...
+    @overload
     def raise_event(
-        self,
-        instance_id: str,
-        name: str | EventValue[Any],
-        data: Any = ...,
-        *,
-        idempotency_key: str | None = ...,
-        force: bool = ...,
+        self, instance_id: str, name: EventValue[Any], *, idempotency_key: str | None = ..., force: bool = ...
+    ) -> None: ...
+    @overload
+    def raise_event(
+        self, instance_id: str, name: str, data: Any = ..., *, idempotency_key: str | None = ..., force: bool = ...
     ) -> None: ...
     def ask(
         self,
@@ -200,7 +200,7 @@ class Client:
         event: EventValue[R],
         *,
         idempotency_key: str | None = ...,
-        start: Start | tuple[Orchestration, Any] | Orchestration | None = ...,
+        start: Started[I] | None = ...,
         timeout: float | None = ...,
         force: bool = ...,
     ) -> R: ...
@@ -209,7 +209,7 @@ class Client:
     @overload
     def wait(self, instance_id: str, timeout: float | None = ...) -> Any: ...
     @overload
-    def wait(self, instance_id: str, timeout: float | None = ..., *, type: type[T]) -> T: ...
+    def wait(self, instance_id: str, timeout: float | None = ..., *, type: TypeForm[T]) -> T: ...
     def wait_finished(self, instance_id: str, timeout: float | None = ...) -> Instance: ...
     def wait_status(
         self, instance_id: str, *, changed_from: Instance | None = ..., timeout: float | None = ...
@@ -234,9 +234,10 @@ class Handle(Generic[R]):
     @property
     def outcome(self) -> StartOutcome | None: ...
     def wait(self, timeout: float | None = ...) -> R: ...
-    def raise_event(
-        self, name: str | EventValue[Any], data: Any = ..., *, idempotency_key: str | None = ...
-    ) -> None: ...
+    @overload
+    def raise_event(self, name: EventValue[Any], *, idempotency_key: str | None = ...) -> None: ...
+    @overload
+    def raise_event(self, name: str, data: Any = ..., *, idempotency_key: str | None = ...) -> None: ...
     def ask(self, event: EventValue[T], *, idempotency_key: str | None = ..., timeout: float | None = ...) -> T: ...
     def cancel(self, reason: str = ...) -> None: ...
     def resume(self) -> None: ...
@@ -356,12 +357,66 @@ class RequestFeed(Items[RequestChange]):
     pass
 
 class Schedules:
+    @overload
     def create(
-        self, name: str, target: Target, *, force: bool = ..., **options: Unpack[ScheduleOptions]
+        self,
+        name: str,
+        target: OrchestrationFunction[I, Any],
+        *,
+        input: I,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
     ) -> Schedule: ...
+    @overload
+    def create(
+        self, name: str, target: Target, *, due_as: str | None = ..., force: bool = ..., **options: Unpack[TickOptions]
+    ) -> Schedule: ...
+    @overload
+    def create(
+        self,
+        name: str,
+        target: OrchestrationFunction[Any, Any],
+        *,
+        input: Any,
+        due_as: str,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    def create(self, name: str, target: str, *, force: bool = ..., **options: Unpack[ScheduleOptions]) -> Schedule: ...
+    @overload
     def update(
-        self, name: str, target: Target | None = ..., *, force: bool = ..., **options: Unpack[ScheduleOptions]
+        self,
+        name: str,
+        target: OrchestrationFunction[I, Any],
+        *,
+        input: I,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
     ) -> Schedule: ...
+    @overload
+    def update(
+        self,
+        name: str,
+        target: Target | None = ...,
+        *,
+        due_as: str | None = ...,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    def update(
+        self,
+        name: str,
+        target: OrchestrationFunction[Any, Any],
+        *,
+        input: Any,
+        due_as: str,
+        force: bool = ...,
+        **options: Unpack[TickOptions],
+    ) -> Schedule: ...
+    @overload
+    def update(self, name: str, target: str, *, force: bool = ..., **options: Unpack[ScheduleOptions]) -> Schedule: ...
     def list(self, *, app: str | None = ..., limit: int = ..., after: str | None = ...) -> Sequence[Schedule]: ...
     def show(self, name: str) -> Schedule: ...
     def explain(self, names: str | Collection[str]) -> Mapping[str, TickReason]: ...

@@ -107,7 +107,7 @@ async def test_update(kept_url: str) -> None:
         assert changed.next_ticks[1] - changed.next_ticks[0] == HOUR
         assert (await client.schedules.update("a", "other", input=5)).target == "other"
         with pytest.raises(InvalidSchedule, match="give the target too"):
-            await client.schedules.update("a", input=6)
+            await client.schedules.update("a", input=6)  # type: ignore[call-overload]
         await client.schedules.pause("a")
         assert (await client.schedules.update("a", every=2 * HOUR)).state == "paused"
 

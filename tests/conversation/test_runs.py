@@ -311,13 +311,13 @@ async def test_a_child_works_until_what_it_has_started_has_ended(url: str) -> No
 async def test_what_cannot_be_started_is_refused(url: str) -> None:
     work, left = Work(), list[Wake]()
     refused: list[tuple[Callable[[Wake], object], type[Exception]]] = [
-        (lambda wake: wake.start(work.charge, 1), WakeMisuse),
-        (lambda wake: wake.call(work.order, 1), WakeMisuse),
+        (lambda wake: wake.start(work.charge, 1), WakeMisuse),  # type: ignore[arg-type]
+        (lambda wake: wake.call(work.order, 1), WakeMisuse),  # type: ignore[arg-type]
         (lambda wake: wake.call(print), WakeMisuse),
-        (lambda wake: wake.call(work.charge), WakeMisuse),
-        (lambda wake: wake.call(work.charge, "five"), affinity.errors.InvalidInput),
-        (lambda wake: wake.call(work.charge, 5, timeout="1"), InvalidOptions),  # type: ignore[arg-type]
-        (lambda wake: wake.call(work.charge, 5, retry=3), InvalidOptions),  # type: ignore[arg-type]
+        (lambda wake: wake.call(work.charge), WakeMisuse),  # type: ignore[arg-type]
+        (lambda wake: wake.call(work.charge, "five"), affinity.errors.InvalidInput),  # type: ignore[arg-type]
+        (lambda wake: wake.call(work.charge, 5, timeout="1"), InvalidOptions),  # type: ignore[call-overload]
+        (lambda wake: wake.call(work.charge, 5, retry=3), InvalidOptions),  # type: ignore[call-overload]
         (lambda wake: wake.start(work.order, 5, instance_id=""), InvalidId),
         (lambda wake: wake.append(RunEnded("r", "order")), WakeMisuse),
         (lambda wake: wake.append(CallStarted("r", "charge")), WakeMisuse),

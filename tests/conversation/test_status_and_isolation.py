@@ -50,7 +50,12 @@ async def test_the_definition_lasts_and_the_session_is_what_runs(sqlite_url: str
 async def test_the_environment_is_used_again_by_many_sessions(sqlite_url: str) -> None:
     """A resource whose key is not the session's is opened once in a process."""
     opened: list[str] = []
-    environment = Resource(open=lambda key: opened.append(key) or f"the {key}", key=lambda _: "substrate")  # type: ignore[func-returns-value]
+
+    def open_it(key: str) -> str:
+        opened.append(key)
+        return f"the {key}"
+
+    environment = Resource(open=open_it, key=lambda _: "substrate")
 
     async def handler(wake: Wake, chat: Chat) -> None:
         found = await wake.resource(environment)

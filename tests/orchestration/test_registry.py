@@ -115,9 +115,9 @@ def test_wrong_registrations() -> None:
 
     for function in (three, none, stars, keyword):
         with pytest.raises(InvalidApp, match="at most one input"):
-            app.activity(function)
+            app.activity(function)  # type: ignore[type-var]
     with pytest.raises(InvalidApp, match="must be an async def"):
-        app.orchestration(sync)
+        app.orchestration(sync)  # type: ignore[type-var]
     with pytest.raises(InvalidApp, match="generator"):
         app.activity(stream)
     with pytest.raises(InvalidApp, match="two of activity 'taken'"):

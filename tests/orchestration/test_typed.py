@@ -143,7 +143,7 @@ def test_a_typed_event_is_raised_for_another_instance() -> None:
     async def sends(ctx: OrchestrationContext) -> None:
         ctx.raise_event("other", Ask(Question(text="hi")))
         with pytest.raises(InvalidOptions):
-            ctx.raise_event("other", Ask(Question(text="hi")), 1)
+            ctx.raise_event("other", Ask(Question(text="hi")), 1)  # type: ignore[call-overload]
 
     live = Live(sends)
     step = live.start()

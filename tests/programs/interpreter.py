@@ -246,7 +246,7 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
         case bodies.Wait():
             held = None if statement.hold is None else session_id(statement.hold)
             hold_for = None if held is None else HOLD_SECONDS
-            wanted = PICKY if statement.picky else Any
+            wanted: Any = PICKY if statement.picky else Any
             return ctx.schedule_wait(event_name(statement.name), wanted, hold_session=held, hold_for=hold_for)
         case bodies.Answer():
             return ctx.schedule_wait(ASK)

@@ -288,7 +288,7 @@ def test_options_and_apps(boxes: Boxes) -> None:
     with pytest.raises(InvalidApp, match="named 'box'"):
         app.include(Boxes().resource)
     with pytest.raises(InvalidApp, match="with create="):
-        app.include(affinity.Resource(open=boxes.open))
+        app.include(affinity.Resource(open=boxes.open))  # type: ignore[arg-type]
     outer = affinity.App("outer")
     outer.include(app)
     assert outer.resources == (boxes.resource,)

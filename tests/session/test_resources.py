@@ -173,7 +173,7 @@ async def test_an_option_closes_it_at_each_error(host: Host, models: Models, lat
     await fail_with(host, chats, own, ZeroDivisionError(), late=late)
     assert models.log == ["open s", "close s"]
     with pytest.raises(InvalidOptions, match="on_error"):
-        Resource(open=models.open, on_error="drop")  # type: ignore[arg-type]
+        Resource(open=models.open, on_error="drop")  # type: ignore[call-overload]
 
 
 async def test_what_a_failure_leaves_is_closed_when_it_is_idle_or_evicted(host: Host, models: Models) -> None:

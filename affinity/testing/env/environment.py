@@ -25,7 +25,7 @@ from affinity.errors import (
     ProviderError,
 )
 from affinity.limits import MAX_RETENTION_SECONDS
-from affinity.orchestration import App
+from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.definitions import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
@@ -189,7 +189,13 @@ class Env(AsyncBlock):
 
     # -- activities
 
-    def fake(self, activity: Callable[..., Any] | str, outcome: Any = None, *, times: int | None = None) -> Fake:
+    def fake(
+        self,
+        activity: Callable[[ActivityContext], Any] | Callable[[ActivityContext, Any], Any] | str,
+        outcome: Any = None,
+        *,
+        times: int | None = None,
+    ) -> Fake:
         """Replace an activity, for the calls that begin from now on.
 
         Args:
