@@ -393,6 +393,8 @@ if not typing.TYPE_CHECKING:  # else type checkers would accept any name
             raise _not_here(name)
         packages = (importlib.import_module(f"affinity.{package}") for package in _PACKAGES)
         value = globals()[name] = next(getattr(found, name) for found in packages if hasattr(found, name))
+        if isinstance(value, type):
+            importlib.import_module("affinity.field_words").show_in_help(value)
         return value
 
     def __dir__() -> list[str]:

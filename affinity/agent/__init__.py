@@ -15,6 +15,7 @@ from affinity.agent.loop import LoopResult, LoopStop, WhileWaiting, run_loop
 from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall
 from affinity.agent.tools import Tool, ToolContext, ToolErrorKind, ToolRepeat, tool
 from affinity.agent.transcript import ContextWindow
+from affinity.field_words import show_all_in_help
 
 __all__ = [
     "ContextWindow",
@@ -39,3 +40,5 @@ __all__ = [
     "to_openai",
     "tool",
 ]
+
+show_all_in_help(globals())

@@ -12,6 +12,7 @@ release reads what a newer one wrote.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Json
 from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, WakeMisuse, problem_of
+from affinity.field_words import DocWithFields, ModelType
 from affinity.journal import Entry
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
 from affinity.orchestration.codec import Codec
@@ -32,10 +34,9 @@ Content: TypeAlias = str | list[dict[str, JsonValue]]
 
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
 
     @dataclass_transform(kw_only_default=False, frozen_default=True, field_specifiers=(Field, PrivateAttr))
-    class _EventType(ModelMetaclass):
+    class _EventType(ModelType):
         """The metaclass of events, for type checkers: the metaclass of models declares all fields keyword-only."""
 
     class _HasKind:
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
 
         kind: Any
 else:
-    _EventType, _HasKind = type(BaseModel), object
+    _EventType, _HasKind = ModelType, object
+
+
+def _short_description(schema: dict[str, Any], cls: type) -> None:
+    """Describe a class by its own words, whether or not its fields were added (`affinity.field_words`)."""
+    if isinstance(docstring := vars(cls).get("__doc__"), DocWithFields):
+        schema["description"] = inspect.cleandoc(docstring.words)
 
 
 class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
@@ -52,7 +59,9 @@ class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
     A subclass declares ``kind`` last, as a ``Literal`` with a default: by it events are distinguished, and found.
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="ignore", allow_inf_nan=False, defer_build=True, json_schema_extra=_short_description
+    )
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         """Raise `pydantic.ValidationError` for a value that does not fit, and TypeError for an unknown field."""
@@ -341,7 +350,7 @@ class RequestExpired(JournalEvent):
     kind: Literal["conversation.request_expired"] = "conversation.request_expired"
 
 
-class SpanError(BaseModel):
+class SpanError(BaseModel, metaclass=ModelType):
     """The error with which a span has ended."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True)

@@ -2,8 +2,11 @@
 tests of providers and stores: the conformance suites, which need the extra `conformance`.
 """
 
+from affinity.field_words import show_all_in_help
 from affinity.testing.crashes import CrashFailure, CrashMatrix, CrashMode, CrashPoint, crash_matrix
 from affinity.testing.env import Env
 from affinity.testing.replaying import replay
 
 __all__ = ["CrashFailure", "CrashMatrix", "CrashMode", "CrashPoint", "Env", "crash_matrix", "replay"]
+
+show_all_in_help(globals())

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
-import inspect
 import os
 import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from affinity.errors import InvalidOptions
+from affinity.field_words import ModelType, words_of
 from affinity.limits import (
     AUDIT_RETENTION_SECONDS,
     INSTANCE_CACHE_BYTES,
@@ -84,7 +82,7 @@ def _default_node_id() -> str:
     return f"{socket.gethostname()[:200]}-{secrets.token_hex(4)}"
 
 
-class RuntimeOptions(SessionRetention):
+class RuntimeOptions(SessionRetention, metaclass=ModelType):
     """How a worker runs. Durations are seconds.
 
     Raises:
@@ -293,7 +291,7 @@ class OptionDescription:
 
 def describe_options() -> Sequence[OptionDescription]:
     """All options of a worker, in their order."""
-    texts = _docstrings(RuntimeOptions) | _docstrings(SessionRetention)
+    texts = words_of(RuntimeOptions)
     inherited = SessionRetention.model_fields  # pydantic has them first
     return [
         OptionDescription(
@@ -302,21 +300,10 @@ def describe_options() -> Sequence[OptionDescription]:
             type=(kind := _type_of(field.annotation)),
             has_none=name in _WITH_NONE,
             default=_default_text(name, field.default, kind),
-            description=" ".join(texts[name].split()),
+            description=texts[name],
         )
         for name, field in sorted(RuntimeOptions.model_fields.items(), key=lambda each: each[0] in inherited)
     ]
-
-
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The docstrings of the options, of the source: reading it takes as long as all else that a worker imports here."""
-    (definition,) = ast.parse(inspect.getsource(model)).body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, text in pairwise(definition.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            found[ast.unparse(field.target)] = str(ast.literal_eval(text.value))
-    return found
 
 
 def _type_of(annotation: Any) -> type[int | float | str]:
