@@ -22,7 +22,9 @@ _WIDTH: Final = 100
 _DOC: Final[Any] = vars(type)["__doc__"]
 
 if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass as ModelType
+    from pydantic._internal import _model_construction
+
+    ModelType = _model_construction.ModelMetaclass
 else:
 
     class ModelType(type(BaseModel)):  # of models: `pydoc` reads a docstring by way of the metaclass
@@ -112,8 +114,8 @@ def _comments(source: str) -> Mapping[int, str]:
 
 def _field_names(cls: Any) -> list[str]:
     """The public fields of a dataclass, a pydantic model or a named tuple."""
-    names = getattr(cls, "__dataclass_fields__", None) or getattr(cls, "__pydantic_fields__", None)
-    return [each for each in names or getattr(cls, "_fields", ()) if not each.startswith("_")]
+    found = (getattr(cls, where, ()) for where in ("__dataclass_fields__", "__pydantic_fields__", "_fields"))
+    return [name for names in found for name in names if not name.startswith("_")]
 
 
 def _section(cls: type) -> Iterator[str]:

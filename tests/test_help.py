@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
+import importlib
 import inspect
 import pydoc
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +16,7 @@ from pydantic import TypeAdapter
 
 import affinity
 import affinity.agent
+import affinity.sync
 import affinity.testing
 from affinity.conversation.events import JournalEvent
 from affinity.field_words import show_in_help, words_of
@@ -20,6 +26,7 @@ PUBLIC = {
     for module in (affinity, affinity.agent, affinity.testing)
     for name in module.__all__
 }
+BY_LAST_NAME = {**vars(affinity.errors), **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()}}
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
 
 
@@ -55,3 +62,63 @@ def test_a_schema_does_not_depend_on_help() -> None:
     assert inspect.getdoc(Told) == "Something.\n\nAttributes:\n    kind"
     assert schema() == before
     assert before["description"] == "Something."
+
+
+def documented() -> Iterator[tuple[str, str, type | None]]:
+    """The docstrings of public functions, classes, methods and properties, each with its class."""
+    for name, value in PUBLIC.items():
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        yield name, inspect.getdoc(value) or "", value if inspect.isclass(value) else None
+        for member in dir(value) if inspect.isclass(value) else ():
+            found = inspect.getattr_static(value, member)
+            function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+            is_ours = inspect.isroutine(function) and str(getattr(function, "__module__", "")).startswith("affinity")
+            if is_ours and (member == "__init__" or not member.startswith("_")):
+                yield f"{name}.{member}", function.__doc__ or "", value
+
+
+def found_at(path: list[str]) -> Any:
+    """What a public path leads to."""
+    return functools.reduce(getattr, path, affinity)
+
+
+def exists(path: list[str]) -> bool:
+    """Whether the package has it: modules are imported as far as there are any."""
+    for n in range(1, len(path) + 1):
+        try:
+            found_at(path[:n])
+        except AttributeError:
+            try:
+                importlib.import_module(".".join(["affinity", *path[:n]]))
+            except ModuleNotFoundError:
+                return False
+    return True
+
+
+def is_there(name: str, within: type | None) -> bool:
+    """Whether a name in a docstring of a class is public, or names a module and what is in it."""
+    first, *rest = parts = name.removeprefix("affinity.").split(".")
+    if not rest and (hasattr(builtins, first) or (within is not None and has_member(within, first))):
+        return True
+    if not name.startswith("affinity.") and first in BY_LAST_NAME:
+        return not rest or has_member(BY_LAST_NAME[first], *rest)
+    if first in {"asyncio", "pydantic"}:
+        return hasattr(importlib.import_module(first), *rest)
+    return exists(parts) or (len(parts) > 1 and exists(parts[:-1]) and has_member(found_at(parts[:-1]), parts[-1]))
+
+
+def has_member(cls: Any, name: str, *_: str) -> bool:
+    """Whether objects of a class have it; an attribute without a default is in the text of the class only."""
+    own = [each for each in getattr(cls, "__mro__", ()) if each.__module__.startswith("affinity")]
+    return hasattr(cls, name) or any(
+        re.search(rf"^\s+(self\.)?{name}\b *[:=]", inspect.getsource(each), re.M) for each in own
+    )
+
+
+@pytest.mark.parametrize(("where", "text", "within"), [pytest.param(*each, id=each[0]) for each in documented()])
+def test_names_in_docstrings_are_there(where: str, text: str, within: type | None) -> None:
+    """In single backquotes each name, and everywhere one that begins with the package."""
+    named = re.findall(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)`(?!`)", text)
+    named += re.findall(r"(?<![\w/`])(affinity(?:\.[A-Za-z_]\w*)+)(?!\.?[\w/`])", text)
+    assert [name for name in named if not is_there(name, within)] == [], where

@@ -33,7 +33,7 @@ def builtin_tools(wake: Wake, *, children: Mapping[str, Delegate] = NO_CHILDREN)
     Args:
         wake: of the loop.
         children: conversations to which the model may give work, by the names that it uses. Without any, there is no
-            `session_delegate` and no `session_run_child`.
+            ``session_delegate`` and no ``session_run_child``.
     """
     found = [*_reading(wake), *_planning(wake), *(_delegating(wake, children) if children else [])]
     assert {each.name for each in found} <= BUILT_IN_NAMES

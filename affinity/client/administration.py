@@ -174,9 +174,10 @@ class Administration(Inspection):
         """Move a session from its holder to another worker, without failing an activity.
 
         Running work of the session ends on the holder and is committed; nothing new of it starts there. Then the other
-        worker takes the session with its waiting work. It is notified before (`SessionListener.on_assigned`), so that
-        it can hydrate ahead. If running work does not end in time, or the other worker does not take the session, the
-        session stays where it is and goes on there. A second call replaces the first.
+        worker takes the session with its waiting work. It is notified before, so that it can hydrate ahead
+        (`affinity.orchestration.app.AssignmentListener.on_assigned`). If running work does not end in time, or the
+        other worker does not take the session, the session stays where it is and goes on there. A second call replaces
+        the first.
 
         Args:
             session_id: the session.

@@ -75,7 +75,7 @@ class AuditCalls(ClientBase):
         Args:
             after: `AuditPage.next` of the page before.
             limit: entries on the page, from 1 to `limits.MAX_PAGE`.
-            where: conditions; see `AuditConditions`.
+            where: conditions; see `affinity.client.audit.AuditConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a cursor or condition that is none, or a text that no store can keep.

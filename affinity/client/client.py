@@ -92,8 +92,8 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
             await handle.raise_event("user_message", {"text": "hello"})
             summary = await handle.wait(timeout=60)
 
-    Calls are retried for `calls.RETRY_SECONDS` while the database fails transiently. Calls that are not idempotent
-    (events, requests to cancel) are not retried once the connection was lost in the middle: they raise
+    Calls are retried for `affinity.client.calls.RETRY_SECONDS` while the database fails transiently. Calls that are not
+    idempotent (events, requests to cancel) are not retried once the connection was lost in the middle: they raise
     `ConnectionLost`, and may or may not have happened.
 
     Every call raises a `ProviderError` when the database refuses or fails; its fields classify the error. No message

@@ -110,7 +110,7 @@ class ConversationCalls(ClientBase):
         Args:
             after: `ConversationPage.next` of the page before.
             limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
-            where: conditions; see `ConversationConditions`.
+            where: conditions; see `affinity.client.conversations.ConversationConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a condition, status or cursor that is none, or a text that no store can

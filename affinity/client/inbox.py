@@ -93,7 +93,7 @@ class RequestCalls(ClientBase):
             after: `RequestPage.next` of the page before.
             limit: requests on the page, from 1 to `limits.MAX_PAGE`.
             by_expiry: first the ones that expire first, last the ones that do not expire.
-            where: conditions; see `RequestConditions`.
+            where: conditions; see `affinity.client.inbox.RequestConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a cursor that is none, kinds that are no texts, or a text that no store
@@ -166,7 +166,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         """The next change; waits for it.
 
         Raises:
-            ProviderError: the database has failed for `calls.RETRY_SECONDS`; the feed may be read on.
+            ProviderError: the database has failed for `affinity.client.calls.RETRY_SECONDS`; the feed may be read on.
             ClientError: the client was closed, or another task waits for an item of this feed.
         """
         if self._is_reading:

@@ -326,7 +326,7 @@ class Inspection(ClientBase):
         Args:
             after: `Page.next` of the page before.
             limit: instances on the page, from 1 to `limits.MAX_PAGE`.
-            where: conditions; see `InstanceConditions`.
+            where: conditions; see `affinity.client.inspection.InstanceConditions`.
 
         Raises:
             InvalidInput: a limit out of range, a cursor that is none, a condition or a status that does not exist, or a
@@ -384,7 +384,7 @@ class Inspection(ClientBase):
             after: an epoch; the last one of a page gives the next page.
             before: an epoch; the first one of a page gives the page before.
             limit: moves at most, from 1 to `limits.MAX_PAGE`.
-            where: conditions; see `MoveConditions`.
+            where: conditions; see `affinity.client.inspection.MoveConditions`.
 
         Raises:
             InvalidInput: a limit out of range, ``after`` together with ``before``, a condition or reason that does not
@@ -404,7 +404,7 @@ class Inspection(ClientBase):
         Args:
             after: begin after this epoch; None: with the next move.
             poll_interval: seconds between two looks.
-            where: conditions; see `MoveConditions`.
+            where: conditions; see `affinity.client.inspection.MoveConditions`.
         """
         return follow_moves(lambda: self._provider, MoveFilter(**where), after, poll_interval)
 

@@ -40,7 +40,7 @@ class Start:
     instance_id: str | None = None  # None: a random one
     version: str | None = None  # None: the latest that the first worker registers
     session_id: str | None = None  # that it and its sub-orchestrations work for, as logs and listings show it
-    if_ended: IfEnded = "return"  # what `start` does if the instance of this id has ended
+    if_ended: IfEnded = "return"  # what `Client.start` does if the instance of this id has ended
 
     if TYPE_CHECKING:  # the generated constructor, with the input that the orchestration takes
 

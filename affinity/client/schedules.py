@@ -59,7 +59,7 @@ class Schedule:
     zone: str
     overlap: Overlap
     end: datetime | None  # the last moment of a tick
-    next_ticks: Sequence[datetime]  # up to `NEXT_TICKS`, in UTC; a tick that is due and not fired yet is the first
+    next_ticks: Sequence[datetime]  # up to 5, in UTC; a tick that is due and not fired yet is the first
     last_tick: datetime | None  # that has started or sent something
     last_instance: str | None  # that it started
     is_running: bool  # whether that instance has not ended

@@ -218,7 +218,7 @@ class Conversations(Sessions[S]):
 
         Args:
             event: as for `ConversationHandle.send`; no answer, and no interrupt.
-            where: conditions; see `ConversationConditions`.
+            where: conditions; see `affinity.client.conversations.ConversationConditions`.
 
         Raises:
             InvalidInput: the event or a condition is refused.

@@ -270,7 +270,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
             UnknownEntry: the position is of a conversation that was deleted, and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
                 is kept; it never raises this before it has given an entry.
-            ProviderError: the database has failed for `calls.RETRY_SECONDS`.
+            ProviderError: the database has failed for `affinity.client.calls.RETRY_SECONDS`.
             ClientError: another task waits for an item of this feed.
         """
         if self._is_reading:

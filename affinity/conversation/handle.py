@@ -40,7 +40,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
 
     Every call that sends an event may be repeated with the same event id: it is one event. Without an event id the call
     has a random one, so that it is sent once although the database may lose replies. All calls raise a `ProviderError`
-    when the database refuses, or fails for `calls.RETRY_SECONDS`.
+    when the database refuses, or fails for `affinity.client.calls.RETRY_SECONDS`.
     """
 
     @action("resume", "conversation", "conversation_id")

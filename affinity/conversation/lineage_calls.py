@@ -98,7 +98,8 @@ class CommonCalls(EntryReader, Generic[M]):
             UnknownEntry: there is no such entry, or it is not kept.
             SessionRecordRefused: the record of state that it would copy could not be loaded; of a handle that knows the
                 `Conversations`, and not their kind alone.
-            ConversationExists: the new id is in use, and not by what this call has made before: see `LineageCalls`.
+            ConversationExists: the new id is in use, and not by what this call has made before: see
+                `affinity.conversation.lineage_calls.LineageCalls`.
             QuotaExceeded: there are as many instances as there may be; of a handle.
             PayloadTooLarge: of a wake: what it makes several conversations with, but for copies, has more than
                 `limits.MAX_STATE_BYTES`.

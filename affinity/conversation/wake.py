@@ -215,7 +215,7 @@ class Wake(CommonCalls[None], RunCalls):
         an attempt that fails retracts it.
 
         Raises:
-            NotSerializable, PayloadTooLarge: as `StreamWriter.write`.
+            NotSerializable, PayloadTooLarge: it has no JSON form, or is too large.
         """
         self._parts.stream.write(value)
 
@@ -594,7 +594,7 @@ class Wake(CommonCalls[None], RunCalls):
             child_id: its id; this conversation must be its parent.
             event: its input.
             max_cycles: wakes that it may run for this delegation, from 1; by default the ``max_cycles`` of its
-                `on_wake`.
+                `Conversations.on_wake`.
             about: title, owner and labels of a new child; by default it has the owner and the labels of this one.
 
         Returns:

@@ -311,7 +311,7 @@ class App:
             name: of the schedule; unique in the database.
             target: an orchestration, by function or name; an `affinity.ExternalEvent`, which is sent to its instance;
                 or a `ScheduleTarget` that another layer has made.
-            options: see `ScheduleOptions`.
+            options: see `affinity.orchestration.schedules.ScheduleOptions`.
 
         Raises:
             InvalidApp: the name is taken, or the target is no registered orchestration.
@@ -326,8 +326,8 @@ class App:
     def include(self, other: App | SessionListener | Destroyable) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
         `affinity.SessionCache`, which workers notify of the sessions that they lose; if it has functions
-        (`HasFunctions`), these too. Or an `affinity.Resource` that outlives the process, which workers destroy when no
-        session uses it any more.
+        (`affinity.orchestration.app.HasFunctions`), these too. Or an `affinity.Resource` that outlives the process,
+        which workers destroy when no session uses it any more.
 
         Raises:
             InvalidApp: a name (and version) is taken by another function, or a kind by another handler; then nothing
@@ -407,7 +407,7 @@ class App:
 
     def registered(self) -> dict[str, dict[str, str]]:
         """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and by kind the
-        ones of each `HasFunctions.noun`. Workers store it, so that others can see what they have code for.
+        ones of each ``noun`` of a layer. Workers store it, so that others can see what they have code for.
         """
         found = {
             "orchestrations": {key: digest_of(each.function) for key, each in self._orchestrations.items()},

@@ -66,14 +66,14 @@ async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int
     that are behind their tables, as after some restores, are moved past them, and a new timeline begins.
 
     Args:
-        url: as for `open_provider`.
+        url: as for `affinity.provider.open_provider`.
         progress: receives a line at each step, and while it waits; by default they are logged.
 
     Returns:
         The schema version before and after.
 
     Raises:
-        InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
+        InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
         SchemaMismatch: the database is too new for this code.
     """
     if (path := sqlite_path(url)) is not None:
@@ -89,7 +89,7 @@ async def inspect_schema(url: str) -> SchemaReport:
     """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
     Raises:
-        InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
+        InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
     """
     if (path := sqlite_path(url)) is not None:
         from affinity.provider.sqlite import SqliteProvider
@@ -123,7 +123,7 @@ async def change_rights(
 
     Raises:
         InvalidOptions: SQLite has no roles; or a role is named twice, is not there, or owns the schema.
-        InvalidUrl, ConnectionLost, AccessDenied: as for `open_provider`.
+        InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
         SchemaMismatch: the database was never migrated.
     """
     if sqlite_path(url) is not None:

@@ -66,7 +66,7 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             hydrate: loads the state of a session, given its id. Without it, a use that misses is refused.
             checkpoint: saves the state at the end of a `use` without an error.
             dispose: frees what the state holds; called once for each state in the cache, also after a failed
-                checkpoint. What it raises is logged; it has `DISPOSE_SECONDS`.
+                checkpoint. What it raises is logged; it has `affinity.session.resources.DISPOSE_SECONDS`.
             max_sessions: states in memory at most, unless more are in use at the same time.
             max_bytes: of all states at most, unless the states in use have more; by ``size_of``. None: no bound.
             size_of: how many bytes of memory a state takes; called after each hydrate and each `use` without an error.

@@ -191,7 +191,8 @@ class SessionManager:
         return (await self.show(text)).session_id
 
     async def show(self, text: str) -> SessionRecord:
-        """The record of the session that ``text`` names; `readable` turns it into a readable document.
+        """The record of the session that ``text`` names; `affinity.session.transfer.readable` turns it into a readable
+        document.
 
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.

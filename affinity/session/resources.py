@@ -147,7 +147,8 @@ class Resource(Generic[T]):
 
         Args:
             open: returns the value, given its key; with ``create`` given the handle, and by default the handle itself.
-            close: frees it, given its key and the value. It has `DISPOSE_SECONDS`; what it raises is logged.
+            close: frees it, given its key and the value. It has `affinity.session.resources.DISPOSE_SECONDS`;
+                what it raises is logged.
             key: which one a session uses, given its id; by default one of its own. Sessions of different databases
                 share none.
             on_error: whether a session goes on using it after an activity has failed, or its result was not committed:
@@ -197,7 +198,7 @@ class Resource(Generic[T]):
         return await call_here(self._create, resource_id, session_id)
 
     async def destroy_now(self, resource_id: str, handle: Any) -> bool:
-        """Call ``destroy``; False: it raised, which is logged, or took longer than `DISPOSE_SECONDS`."""
+        """Call ``destroy``; False: it raised, which is logged, or took too long."""
         assert self._destroy is not None
         return await run_bounded(f"destroy of resource {self.name!r} {resource_id}", self._destroy, resource_id, handle)
 

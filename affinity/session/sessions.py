@@ -92,7 +92,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             schema_version: of the type in this code; a `migration` converts records of other versions.
             initial: returns the state of a session without a record, given its id, or "" without a session. Default:
                 the type called without arguments.
-            codec: of the state, or of ``record``. Default: JSON by pydantic (`JsonCodec`).
+            codec: of the state, or of ``record``. Default: JSON by pydantic (`affinity.session.codec.JsonCodec`).
             record: a narrower type that is stored in place of the state. Of models and dataclasses, fields of the same
                 name are mapped, at any depth; fields that the record lacks start from their default at a hydrate.
             to_record: converts a state to its record, in place of the mapping by name.
@@ -109,7 +109,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
                 worker. The state is a new object each time, and ``dispose`` is called for the former one. An opening
                 within another one of the same activity shares its state. Costs one encoding and decoding per opening.
             dispose: frees what a state holds beside its memory; called once for each state that leaves memory. What it
-                raises is logged; it has `DISPOSE_SECONDS`.
+                raises is logged; it has `affinity.session.resources.DISPOSE_SECONDS`.
             max_sessions: states in memory at most, unless more are in use at the same time.
             max_bytes: of all states at most, unless the states in use have more. None: no bound.
             size_of: how many bytes a state takes. Default: the size of its encoded form.

@@ -184,7 +184,7 @@ class Worker(AsyncBlock):
         """Run as a process: enter, run until SIGTERM, SIGINT or SIGHUP, drain, leave; returns the signal.
 
         SIGINT during the drain ends it, and a signal that comes while the worker is still starting ends the start: stop
-        now. SIGTERM or SIGHUP during the drain changes nothing; under `nohup` SIGHUP changes nothing
+        now. SIGTERM or SIGHUP during the drain changes nothing; under ``nohup`` SIGHUP changes nothing
         ever. Call it instead of the ``async with``, so that no signal can come
         before its handler.
 

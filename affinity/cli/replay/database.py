@@ -121,7 +121,7 @@ class DatabaseReplay:
         """Replay the instances of the selection.
 
         Raises:
-            ProviderError: the database fails for longer than `client.calls.RETRY_SECONDS`.
+            ProviderError: the database fails for longer than `affinity.client.calls.RETRY_SECONDS`.
         """
         async with self._client:
             async for chosen in choose(self._client, selection, self._listed):

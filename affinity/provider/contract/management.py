@@ -92,7 +92,7 @@ class Quotas:
     """Limits of one database, for all its clients and workers; None: no limit."""
 
     instances: int | None = None  # in the database, ended ones and children included
-    unread_events: int | None = None  # of one instance, on top of `NewMessage.unread_limit`
+    unread_events: int | None = None  # of one instance, on top of `limits.MAX_UNREAD_EVENTS`
     # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it. Of a journal:
     # the messages of its inputs, and nothing else.
     instance_bytes: int | None = None

@@ -107,11 +107,11 @@ class WorkerInfo:
     draining: bool
     expires_in: float  # negative when the lease has ended
     started_at: datetime
-    sessions: int  # held now; see `AdministrationProvider.list_workers`
+    sessions: int  # held now; see `Client.workers`
     capacity: int  # sessions that it may hold, as it registered them
     code_version: str  # as it registered it
     code_since: datetime  # since when workers run this version
-    drain_wanted: bool = False  # an operator drains it: `set_drain_wanted`
+    drain_wanted: bool = False  # an operator drains it: `Client.drain_worker`
     only_tagged: bool = False  # it takes no work but with one of its tags
     connections: int | None = None  # of its processes, as a server shows them by name; None: unknown
     labels: Mapping[str, str]  # host, pid, version, as the worker registered them
@@ -125,7 +125,7 @@ class WorkerLoad:
     """How full a worker is that is alive."""
 
     worker_id: str
-    sessions: int | None  # held, as it said last (`ProviderConnection.get_load`); None: not yet
+    sessions: int | None  # held, as it said last; None: not yet
     capacity: int  # sessions that it may hold, as it registered them
     draining: bool
     age: float  # seconds since it has started
@@ -138,7 +138,7 @@ class FleetLoad:
     """How full all workers are, for rebalancing."""
 
     workers: Sequence[WorkerLoad]  # live workers, by id
-    suspended: bool  # no worker may offer sessions: `AdministrationProvider.suspend_rebalancing`
+    suspended: bool  # no worker may offer sessions: `Client.suspend_rebalancing`
 
     def of_app(self, worker_id: str) -> FleetLoad:
         """Only the workers of the same app as this one: sessions do not move between apps."""

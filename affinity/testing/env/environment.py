@@ -312,7 +312,7 @@ class Env(AsyncBlock):
         """Have a worker stand still, as a process by SIGSTOP, until `resume`.
 
         No call of it reaches the database, and no answer reaches its code. Its lease ends when the clock has moved that
-        far. Running code stops at its next call of the database; running activities keep neither `wait` nor the clock
+        far. Running code stops at its next call of the database; running activities keep neither ``wait`` nor the clock
         waiting. The workers of an env share this process, and with it the states in memory: an activity that another
         worker takes over waits while a call of this worker has the session's state.
 
@@ -382,7 +382,7 @@ class Env(AsyncBlock):
         What becomes due is run. For activities that run, too, the time passes: an activity's ``timeout`` ends it.
 
         Args:
-            by: a `timedelta`, or seconds.
+            by: a ``timedelta``, or seconds.
 
         Raises:
             InvalidInput: it is negative.
