@@ -787,7 +787,7 @@ class JournalPruning:
 
 
 class JournalParticipant(Protocol):
-    """Gives the journal write to commit with an activity's result; see ``ActivityContext.enlist``."""
+    """Gives the journal write to commit with an activity's result; see ``ActivityContext._enlist``."""
 
     async def prepare(self) -> JournalWrite | None:
         """As `affinity.records.Participant.prepare`, for a journal."""

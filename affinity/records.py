@@ -440,7 +440,7 @@ class Hydrate(NamedTuple):
 
 
 class Participant(Protocol):
-    """Takes part in the commit of an activity's result; see ``ActivityContext.enlist``."""
+    """Takes part in the commit of an activity's result; see ``ActivityContext._enlist``."""
 
     async def prepare(self) -> StateWrite | None:
         """Return the write that commits with the result. Called once, when the activity's code has returned.

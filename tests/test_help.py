@@ -67,15 +67,16 @@ def test_a_schema_does_not_depend_on_help() -> None:
 def documented() -> Iterator[tuple[str, str, type | None]]:
     """The docstrings of public functions, classes, methods and properties, each with its class."""
     for name, value in PUBLIC.items():
-        if not (inspect.isclass(value) or inspect.isroutine(value)):
-            continue
-        yield name, inspect.getdoc(value) or "", value if inspect.isclass(value) else None
-        for member in dir(value) if inspect.isclass(value) else ():
-            found = inspect.getattr_static(value, member)
-            function = getattr(found, "fget", None) or getattr(found, "__func__", found)
+        if inspect.isroutine(value):
+            yield name, inspect.getdoc(value) or "", None
+    for name, cls in CLASSES.items():
+        yield name, inspect.getdoc(cls) or "", cls
+        for member in dir(cls):
+            found = inspect.getattr_static(cls, member)
+            function: Any = getattr(found, "fget", None) or getattr(found, "__func__", found)
             is_ours = inspect.isroutine(function) and str(getattr(function, "__module__", "")).startswith("affinity")
             if is_ours and (member == "__init__" or not member.startswith("_")):
-                yield f"{name}.{member}", function.__doc__ or "", value
+                yield f"{name}.{member}", str(function.__doc__ or ""), cls
 
 
 def found_at(path: list[str]) -> Any:

@@ -368,7 +368,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
                         await change.wait()
                     reply = await self._replies.wait(asked, change, timeline, name=name)
                 return cast(R, event.event.reply_codec.decode(reply))
-        raise await self.wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
+        raise await self._wait_timeout(instance_id, f"instance {instance_id!r} has not replied within {timeout:g} s")
 
     @action("raise", "instance")
     async def raise_events(self, events: Iterable[ExternalEvent], *, force: bool = False) -> Sequence[Delivery]:
@@ -502,7 +502,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
         if info is None:
             raise unknown_instance(instance_id)
         if not is_awaited(info):
-            raise await self.wait_timeout(instance_id, message)
+            raise await self._wait_timeout(instance_id, message)
         return info
 
     # -- schedules

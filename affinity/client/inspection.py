@@ -142,7 +142,7 @@ class Inspection(ClientBase):
         await self._present(instance_id)
         return await retry(partial(explain, self._provider, instance_id))
 
-    async def wait_timeout(self, instance_id: str, message: str) -> WaitTimeout:
+    async def _wait_timeout(self, instance_id: str, message: str) -> WaitTimeout:
         """The error of a wait whose time is over, with what the instance waits for, if that is known in time."""
         found = None
         with anyio.move_on_after(EXPLAIN_SECONDS):

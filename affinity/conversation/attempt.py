@@ -81,11 +81,11 @@ class Runnable(LineageState, Protocol[S]):
         """Other kinds that tools may read."""
         ...
 
-    async def handle(self, wake: Wake, state: S) -> None:
+    async def _handle(self, wake: Wake, state: S) -> None:
         """Run the handler."""
         ...
 
-    def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
+    def _open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for the run."""
         ...
 
@@ -258,7 +258,7 @@ class Attempt(Generic[S]):
     def _end_step(self) -> WakeOutcome:
         """Commit only the messages to some of the children: the next wake goes on."""
         assert self.children is not None
-        self.ctx.enlist(self.writing)
+        self.ctx._enlist(self.writing)
         outcome = self._outcome("nothing")
         outcome["more"], outcome["children"] = True, self.children
         return outcome
@@ -316,7 +316,7 @@ class Attempt(Generic[S]):
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
             self.writing.note(ev.ConversationStatusChanged("rescheduling", f"{error.type}: {error.message}", pause))
-        self.ctx.enlist(self.writing)
+        self.ctx._enlist(self.writing)
         outcome = self._outcome("failed")
         outcome["attempt"], outcome["read"] = self.number, self.read
         if pause is not None:
@@ -350,7 +350,7 @@ class Attempt(Generic[S]):
     async def _put_last(self) -> None:
         """Put what was committed for inputs that are set aside into the state."""
         if any(is_kept(each) for each in self.work.steps):
-            opening = self.conversations.open_state(self.ctx, self.work)
+            opening = self.conversations._open_state(self.ctx, self.work)
             async with opening:
                 await put_last(opening, self.writing.session_id, self.work.steps)
 
@@ -364,7 +364,7 @@ class Attempt(Generic[S]):
         self._end("failed", error)
 
     def _enlist_more(self) -> WakeOutcome:
-        self.ctx.enlist(self.writing)
+        self.ctx._enlist(self.writing)
         outcome = self._outcome("done")
         outcome["more"] = True
         return outcome
@@ -415,7 +415,7 @@ class Attempt(Generic[S]):
             return self._outcome("nothing")
         self.writing.is_over = True
         self._close()
-        self.ctx.enlist(self.writing)
+        self.ctx._enlist(self.writing)
         return self._outcome("done")
 
     async def _read_delegations(self) -> None:

@@ -82,7 +82,7 @@ class Conversations(Sessions[S]):
     A conversation begins with its first input. Its id is the id of its session and of its instance.
     """
 
-    noun: Final = NOUN
+    _noun: Final = NOUN
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Conversations(Sessions[S]):
         self.wake_timeout = None if timeout is None else seconds_of("timeout", timeout)
         return register if handler is None else register(handler)
 
-    def handler(self) -> Handler[S]:
+    def _get_handler(self) -> Handler[S]:
         """The registered handler.
 
         Raises:
@@ -185,9 +185,9 @@ class Conversations(Sessions[S]):
             raise InvalidApp(f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake")
         return self._handler
 
-    async def handle(self, wake: Wake, state: S) -> None:
+    async def _handle(self, wake: Wake, state: S) -> None:
         """Run the handler for a wake. A value that it returns is dropped, with one warning."""
-        handler: Callable[[Wake, S], Awaitable[object]] = self.handler()
+        handler: Callable[[Wake, S], Awaitable[object]] = self._get_handler()
         returned = await handler(wake, state)
         if returned is not None and not self._has_warned:
             self._has_warned = True
@@ -229,19 +229,19 @@ class Conversations(Sessions[S]):
         """The event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
         return self.spec.types.decode(request.kind, to_json(request.event).decode())
 
-    def open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
+    def _open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
         """The state of the conversation, for a wake."""
         scope: ActivityContext | HomedScope = ctx
         if work.home is not None:
             scope = HomedScope(ctx, ctx.instance_id, max(ctx.session_epoch or 0, work.epoch))
-        return self.open_in_activity(scope, work.parent, is_new=not work.has_record)
+        return self._open_in_activity(scope, work.parent, is_new=not work.has_record)
 
     @property
-    def can_rebuild(self) -> bool:
+    def _can_rebuild(self) -> bool:
         """Whether the application has given ``rebuild``."""
         return self._rebuild is not None
 
-    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
+    async def _rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
         """The state that these entries lead to, as it is stored; None without ``rebuild``.
 
         Raises:
@@ -249,9 +249,9 @@ class Conversations(Sessions[S]):
         """
         if self._rebuild is None:
             return None
-        return await self.encoded(conversation_id, await call_here(self._rebuild, entries))
+        return await self._encoded(conversation_id, await call_here(self._rebuild, entries))
 
-    async def encoded(self, conversation_id: str, state: S) -> SessionState | None:
+    async def _encoded(self, conversation_id: str, state: S) -> SessionState | None:
         """A state of a new conversation, as it is stored.
 
         Raises:
@@ -260,20 +260,20 @@ class Conversations(Sessions[S]):
         encoded = await self._schema.encode(self._schema.new(conversation_id, state))
         return None if encoded is None else encoded.new
 
-    def functions(self) -> App:
+    def _functions(self) -> App:
         """The orchestrations and the activities of these conversations; for `App.include`.
 
         Raises:
             InvalidApp: there is no handler.
         """
-        self.handler()
+        self._get_handler()
         if self._app is None:
             self._app = self._registered()
         return self._app
 
-    def sources(self) -> Iterable[Callable[..., Any]]:
+    def _sources(self) -> Iterable[Callable[..., Any]]:
         """The handler; see `affinity.orchestration.app.HasFunctions`."""
-        return [self.handler()]
+        return [self._get_handler()]
 
     def input_types(self) -> Mapping[str, Any]:
         """The events of the application that clients may send; see `affinity.orchestration.app.HasInputTypes`."""

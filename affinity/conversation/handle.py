@@ -216,7 +216,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
                 await self.terminate(reason="it is deleted")
                 await self._wait_end(page.last_seq)
             return
-        raise await self._client.wait_timeout(
+        raise await self._client._wait_timeout(
             self.conversation_id,
             f"conversation {self.conversation_id!r} is terminated, but no worker has ended it within {timeout:g} s: "
             "repeat the call; or delete its instance before, and its parent is not notified",

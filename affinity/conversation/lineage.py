@@ -114,23 +114,23 @@ class LineageState(Protocol):
     """The access to the states of a kind that a `CreationPlanner` needs."""
 
     @property
-    def can_rebuild(self) -> bool:
+    def _can_rebuild(self) -> bool:
         """The application has given ``rebuild``."""
         ...
 
-    async def rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
+    async def _rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
         """The state that entries lead to, encoded."""
         ...
 
-    async def encoded(self, conversation_id: str, state: Any) -> SessionState | None:
+    async def _encoded(self, conversation_id: str, state: Any) -> SessionState | None:
         """A state, encoded."""
         ...
 
-    async def check_record(self, record: SessionRecord | SessionState) -> None:
+    async def _check_record(self, record: SessionRecord | SessionState) -> None:
         """Load a record, and drop its state; raises `SessionRecordRefused` if it could not be loaded."""
         ...
 
-    def check_version(self, record: SessionRecord | SessionSummary) -> None:
+    def _check_version(self, record: SessionRecord | SessionSummary) -> None:
         """Compare kind and schema version; raises `SessionRecordRefused` if they could not be loaded."""
         ...
 
@@ -174,7 +174,7 @@ class CreationPlanner:
                 requests = await requests_at(self.reads, self._kind.types, source, at, [own, *ancestors])
         if copies and self._states is not None and not self._in_wake:  # a wake has loaded it
             for record in await self._records.ancestors(source, 1):
-                self._states.check_version(record)
+                self._states._check_version(record)
         return self._creation(
             new_id,
             made_by,
@@ -211,7 +211,7 @@ class CreationPlanner:
         right_end = (await self.page(JournalQuery(session_id=right, limit=1))).last_seq
         copied, page = await self._snapshot(left)
         if given is None and copied is not None and self._states is not None:
-            self._states.check_version(copied)
+            self._states._check_version(copied)
         base = JournalRange(one.journal_id, page.last_seq)
         used, of_right = _resources_of(copied), _resources_of(await self._records.load(right))
         if keep is None and any(used.get(name, other_id) != other_id for name, other_id in of_right.items()):
@@ -343,7 +343,7 @@ class CreationPlanner:
         if state is not None and state.metadata.kind != self._kind.name:
             raise errors.SessionRecordRefused(new_id, f"it is of kind {state.metadata.kind!r}, not {self._kind.name!r}")
         if state is not None and self._states is not None:
-            await self._states.check_record(state)
+            await self._states._check_record(state)
         is_kept = times == "kept"
         return self._creation(
             new_id,
@@ -480,19 +480,19 @@ class CreationPlanner:
         return state if state is None or not used else _labelled(state, used)
 
     async def _summarised(self, new_id: str, message: UserMessage, payload: str) -> SessionState | None:
-        if self._states is None or not self._states.can_rebuild:
+        if self._states is None or not self._states._can_rebuild:
             return None
-        return await self._states.rebuilt(new_id, [JournalEntry(1, message, None, None, datetime.now(UTC), payload)])
+        return await self._states._rebuilt(new_id, [JournalEntry(1, message, None, None, datetime.now(UTC), payload)])
 
     async def _rebuilt(self, source: str, new_id: str, at: int) -> SessionState | None:
-        if self._states is None or not self._states.can_rebuild:
+        if self._states is None or not self._states._can_rebuild:
             return None
-        return await self._states.rebuilt(new_id, [entry async for entry in self.entries(source, before=at + 1)])
+        return await self._states._rebuilt(new_id, [entry async for entry in self.entries(source, before=at + 1)])
 
     async def _encoded(self, new_id: str, state: Any) -> SessionState | None:
         if self._states is None:
             raise errors.InvalidOptions("a state needs the code that defines the conversations")
-        return await self._states.encoded(new_id, state)
+        return await self._states._encoded(new_id, state)
 
     def _creation(
         self,

@@ -353,7 +353,7 @@ class Program:
         """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
         activity = self._schedule(task)
         if self.state is State.IDLE:
-            activity.park()
+            activity._park()
         is_last = "terminated" in task
         while True:
             receives, is_parked = self._has_room and not is_last, self.state is State.IDLE

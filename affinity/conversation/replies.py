@@ -231,7 +231,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
 
     async def _no_reply(self, timeout: float | None, what: str) -> WaitTimeout:
         message = f"conversation {self.conversation_id!r} has not {what} within {timeout:g} s"
-        return await self._client.wait_timeout(self.conversation_id, message)
+        return await self._client._wait_timeout(self.conversation_id, message)
 
     def _waiting(self, seq: int) -> AbstractContextManager[None]:
         """Note that a handler, if the caller is one, waits for the reply to this input."""

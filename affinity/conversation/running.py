@@ -193,13 +193,13 @@ class _HandlerAttempt(Attempt[S]):
         """Run the handler within the open state, which a handler that is left behind keeps from others."""
         senders = [each.trace for each in self.metas]
         with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
-            self.parts.opening = opening = self.conversations.open_state(self.ctx, self.work)
+            self.parts.opening = opening = self.conversations._open_state(self.ctx, self.work)
             async with opening as state:
                 await self.parts.kept.begin(opening)
                 wake.pending = await self._drop_cleared(wake.pending)
                 with handling(self.parts):
                     async with TraceShown(self.parts):
-                        await self.conversations.handle(wake, state)
+                        await self.conversations._handle(wake, state)
                 self.parts.kept.add_rest()
 
     async def _read_committed(self) -> Sequence[Entry]:
@@ -308,7 +308,7 @@ class _HandlerAttempt(Attempt[S]):
         self._end("done", reason=reason)
         requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
         self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
-        self.ctx.enlist(self.writing)
+        self.ctx._enlist(self.writing)
         outcome = self._outcome("done")
         if self.work.more:
             outcome["more"] = True
@@ -377,6 +377,6 @@ class _HandlerAttempt(Attempt[S]):
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
         # The state may be staged already: the error may come from a step behind the handler.
-        self.ctx.withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
+        self.ctx._withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)
         return await self._close_trace(error_of(error), pause)

@@ -450,7 +450,7 @@ class Wake(CommonCalls[None], RunCalls):
         opening = self._opening()
         found = await opening.resource(resource)
         if not resource.is_durable:
-            opening.mark_open()
+            opening._mark_open()
         return found
 
     async def close_resource(self, resource: Resource[Any], /) -> None:

@@ -21,7 +21,7 @@ _LOCK = threading.Lock()  # for the creation of an event, which is rare: one loc
 AnyParticipant: TypeAlias = Participant | JournalParticipant
 
 PartCommit: TypeAlias = Callable[[StateWrite | None, JournalWrite | None], Awaitable[None]]
-"""See `ActivityContext.commit_part`."""
+"""See `ActivityContext._commit_now`."""
 
 
 class _RunState:
@@ -212,7 +212,7 @@ class ActivityContext:
         """
         return self._run.wait(timeout)
 
-    def enlist(self, participant: Participant | JournalParticipant) -> None:
+    def _enlist(self, participant: Participant | JournalParticipant) -> None:
         """Commit ``participant`` with this activity's result (see `Participant`); call it on the event loop.
 
         For implementations of session state.
@@ -222,7 +222,7 @@ class ActivityContext:
         """
         self._run.participants = (*self._check_running(), participant)
 
-    async def commit_part(self, *, state: StateWrite | None = None, journal: JournalWrite | None = None) -> None:
+    async def _commit_now(self, *, state: StateWrite | None = None, journal: JournalWrite | None = None) -> None:
         """Commit writes now, in one transaction, under the lock of this activity, which goes on.
 
         For implementations of session state.
@@ -238,7 +238,7 @@ class ActivityContext:
             raise ActivityMisuse("a part of a result is committed by a worker: run the activity on one")
         await self._commit_part(state, journal)
 
-    def withdraw(self, error: BaseException, *, retried: bool) -> None:
+    def _withdraw(self, error: BaseException, *, retried: bool) -> None:
         """Drop the writes enlisted so far, for an activity whose result says that it failed with this error. The run
         goes on, and its result commits with the writes that are enlisted from now on. Metrics count the run as failed,
         or as ``retried`` if its orchestration tries again.

@@ -56,7 +56,7 @@ class Destroyable(Protocol):
         """Its name."""
         ...
 
-    async def destroy_now(self, resource_id: str, handle: Any) -> bool:
+    async def _destroy_now(self, resource_id: str, handle: Any) -> bool:
         """Free it; False: it has failed."""
         ...
 
@@ -80,7 +80,7 @@ class DatabaseListener(Protocol):
     equal, and their epochs cannot be compared.
     """
 
-    def in_database(self, database: str) -> SessionListener:
+    def _in_database(self, database: str) -> SessionListener:
         """The listener that a worker of this database notifies in place of this one."""
         ...
 
@@ -101,7 +101,7 @@ class AssignmentListener(Protocol):
 class MovePolicy(Protocol):
     """A listener that may keep sessions on their worker, such as `affinity.Sessions`."""
 
-    def may_move(self, session_id: str) -> bool:
+    def _may_move(self, session_id: str) -> bool:
         """Whether the session may be offered to another worker while it is idle."""
         ...
 
@@ -110,7 +110,7 @@ class MovePolicy(Protocol):
 class HasCostlySessions(Protocol):
     """A listener that knows which sessions are costly to give up, such as `affinity.Sessions`."""
 
-    def costly_sessions(self) -> Collection[str]:
+    def _costly_sessions(self) -> Collection[str]:
         """The sessions that keep something open in this process, or whose state may not move: they are the last to make
         room for others.
         """
@@ -121,7 +121,7 @@ class HasCostlySessions(Protocol):
 class HasMigrations(Protocol):
     """A listener with migrations, which a worker checks at its start, such as `affinity.Sessions`."""
 
-    def check_migrations(self) -> None:
+    def _check_migrations(self) -> None:
         """Raise the errors of the migrations that a load would raise."""
         ...
 
@@ -130,7 +130,7 @@ class HasMigrations(Protocol):
 class HasHydrates(Protocol):
     """A listener that hydrates sessions, such as `affinity.Sessions`; a worker reports what it has cost."""
 
-    def take_hydrates(self) -> Iterator[Hydrate]:
+    def _take_hydrates(self) -> Iterator[Hydrate]:
         """Each hydrate since the last call."""
         ...
 
@@ -140,7 +140,7 @@ class HasFunctions(Protocol):
     """A listener with functions of its own: how a layer above registers its orchestrations and activities."""
 
     @property
-    def noun(self) -> str:
+    def _noun(self) -> str:
         """What it defines, in the plural."""
         ...
 
@@ -149,11 +149,11 @@ class HasFunctions(Protocol):
         """Kind of its definitions: an app has one such listener for each kind."""
         ...
 
-    def functions(self) -> App:
+    def _functions(self) -> App:
         """Its activities and orchestrations."""
         ...
 
-    def sources(self) -> Iterable[Callable[..., Any]]:
+    def _sources(self) -> Iterable[Callable[..., Any]]:
         """The application's functions that these call: their files distinguish one release from another."""
         ...
 
@@ -343,7 +343,7 @@ class App:
             self._refuse_other_handler(other)
             self._remove_handler(other)
             if isinstance(other, HasFunctions):
-                self._include_app(other.functions())
+                self._include_app(other._functions())
             self._session_listeners.append(other)
 
     def _include_resource(self, resource: Destroyable) -> None:
@@ -361,16 +361,16 @@ class App:
         if new in self._session_listeners or not isinstance(new, HasFunctions):
             return
         for present in self._handlers_like(new):
-            if not all(map(is_rerun, present.sources(), new.sources())):
-                names = " and ".join(qualname(source) for one in (present, new) for source in one.sources())
+            if not all(map(is_rerun, present._sources(), new._sources())):
+                names = " and ".join(qualname(source) for one in (present, new) for source in one._sources())
                 raise InvalidApp(
-                    f"app {self.name!r} has two handlers for {new.noun} of kind {new.kind!r} ({names}): give one of "
+                    f"app {self.name!r} has two handlers for {new._noun} of kind {new.kind!r} ({names}): give one of "
                     "them another kind"
                 )
 
     def _handlers_like(self, new: HasFunctions) -> list[HasFunctions]:
         found = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
-        return [one for one in found if (one.noun, one.kind) == (new.noun, new.kind)]
+        return [one for one in found if (one._noun, one.kind) == (new._noun, new.kind)]
 
     def _remove_handler(self, new: SessionListener) -> None:
         """Remove the handler that a new one takes the place of, with its functions."""
@@ -378,9 +378,9 @@ class App:
             return
         for former in self._handlers_like(new):
             self._session_listeners.remove(cast(SessionListener, former))
-            for name in former.functions().activities:
+            for name in former._functions().activities:
                 self._activities.pop(name, None)
-            for key, orchestration in former.functions().orchestrations.items():
+            for key, orchestration in former._functions().orchestrations.items():
                 self._orchestrations.pop(key, None)
                 self._latest.pop(orchestration.name, None)
 
@@ -415,7 +415,7 @@ class App:
         }
         for one in self._session_listeners:
             if isinstance(one, HasFunctions):
-                found.setdefault(one.noun, {})[one.kind] = digest_of(*one.sources())
+                found.setdefault(one._noun, {})[one.kind] = digest_of(*one._sources())
         return found
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
@@ -424,12 +424,12 @@ class App:
         those for which `limits.MAX_SCHEMAS_BYTES` leave no room.
         """
         layers = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
-        own = {key for one in layers for key in one.functions().orchestrations}
+        own = {key for one in layers for key in one._functions().orchestrations}
         found: list[tuple[str, str, dict[str, Any]]] = [
             ("orchestrations", key, interface_of(each)) for key, each in self._orchestrations.items() if key not in own
         ]
         typed = [one for one in layers if isinstance(one, HasInputTypes)]
-        found += [(one.noun, one.kind, {"events": schemas_of(one.input_types())}) for one in typed]
+        found += [(one._noun, one.kind, {"events": schemas_of(one.input_types())}) for one in typed]
         room = MAX_SCHEMAS_BYTES
         fitting: dict[str, dict[str, Any]] = {}
         for kind, name, interface in found:
@@ -452,8 +452,8 @@ class App:
             check_decorators(definition.function, definition.reference, definition.description)
         for listener in self._session_listeners:
             if isinstance(listener, HasFunctions):
-                for function in listener.sources():
-                    check_decorators(function, function, f"the handler of {listener.noun} {listener.kind!r}")
+                for function in listener._sources():
+                    check_decorators(function, function, f"the handler of {listener._noun} {listener.kind!r}")
         check_listeners(self._session_listeners)
 
     def _add_activity(self, definition: ActivityDefinition) -> None:
@@ -476,7 +476,7 @@ def check_listeners(listeners: Iterable[SessionListener]) -> None:
     """Check the migrations of the listeners that have some."""
     for listener in listeners:
         if isinstance(listener, HasMigrations):
-            listener.check_migrations()
+            listener._check_migrations()
 
 
 def digest_of(*functions: Callable[..., Any]) -> str:

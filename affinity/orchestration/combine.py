@@ -55,7 +55,7 @@ class Combined(DurableFuture[T]):
             if child.settled:
                 self.on_settled(child)
             else:
-                child.add_waiter(self)
+                child._add_waiter(self)
 
     def on_settled(self, child: DurableFuture[Any]) -> None:
         """Called when a child is settled."""
@@ -136,7 +136,7 @@ class Gather(Combined[list[T]]):
         self._missing = len(awaitables)
         children = _adopt(scheduler, awaitables, "gather", limit)
         once = dict.fromkeys(children if limit is not None else ())
-        self._waiting = deque(child for child in once if child.hold_back())
+        self._waiting = deque(child for child in once if child._hold_back())
         self._running = {child for child in once if not child.settled}.difference(self._waiting)
         super().__init__(scheduler, children)
         self._begin_more()
@@ -189,7 +189,7 @@ def _check(scheduler: Scheduler, awaitables: tuple[object, ...], where: str, lim
         for each in awaitables:
             refuse_iterable(each, where)
         if not awaitables or not all(
-            isinstance(each, DurableFuture) and each.belongs_to(scheduler) for each in awaitables
+            isinstance(each, DurableFuture) and each._belongs_to(scheduler) for each in awaitables
         ):
             raise OrchestrationMisuse("wait_any takes durable futures of this orchestration, one at least")
     elif where == "select" and not awaitables:

@@ -563,7 +563,7 @@ def _about_future(error: BaseException, never_awaited: Iterable[DurableFuture[An
 
 
 def _refuse_never_awaited(never_awaited: Iterable[DurableFuture[Any]]) -> None:
-    forgotten = next((future for future in never_awaited if future.is_forgotten), None)
+    forgotten = next((future for future in never_awaited if future._is_forgotten), None)
     if forgotten is not None:
         raise OrchestrationMisuse(
             f"{forgotten.description} was scheduled and never awaited; "

@@ -138,7 +138,7 @@ class ActivityFuture(CommandFuture[T]):
             raise
         return self
 
-    def park(self) -> ActivityFuture[T]:
+    def _park(self) -> ActivityFuture[T]:
         """Let the activity wait outside the queue until the journal with the instance's id has an input; call it after
         `on_session`, before the next await. An append with `JournalAppend.message` queues it, in its own transaction
         and in place of the message: so an input costs the instance no turn. If there is an input that no
@@ -255,7 +255,7 @@ class EventFuture(CommandFuture[T]):
 
     __slots__ = ("_accepted", "_codec", "_hold", "name")
 
-    has_effect = False
+    _has_effect = False
 
     def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None, hold: ev.Hold | None = None) -> None:
         super().__init__(scheduler)
@@ -461,7 +461,7 @@ class DetachedFuture(NewInstanceFuture[str]):
 
     __slots__ = ()
 
-    is_certain = True
+    _is_certain = True
 
     def __init__(self, scheduler: Scheduler, *new: Any) -> None:
         super().__init__(scheduler, *new)

@@ -34,7 +34,7 @@ class EventWait(Protocol):
         """Stop waiting; an event that no code has read goes back to the inbox."""
         ...
 
-    def owned_by(self, task: object) -> bool:
+    def _owned_by(self, task: object) -> bool:
         """Whether this task created it."""
         ...
 

@@ -200,7 +200,7 @@ class Scheduler:
     def refuse(self, awaitables: Iterable[object]) -> None:
         """Leave nothing running of the arguments of a call that is refused: see `DurableFuture.refuse`."""
         for awaitable in awaitables:
-            if isinstance(awaitable, DurableFuture) and awaitable.belongs_to(self):
+            if isinstance(awaitable, DurableFuture) and awaitable._belongs_to(self):
                 awaitable.refuse()
             elif inspect.iscoroutine(awaitable):
                 awaitable.close()  # it has not begun
@@ -211,7 +211,7 @@ class Scheduler:
         Raises:
             OrchestrationMisuse: it is neither a durable future of this execution nor a coroutine.
         """
-        if isinstance(awaitable, DurableFuture) and awaitable.belongs_to(self):
+        if isinstance(awaitable, DurableFuture) and awaitable._belongs_to(self):
             return
         if inspect.isfunction(awaitable):
             raise OrchestrationMisuse(f"{where} got the function {awaitable.__name__!r}: call it with its arguments")
@@ -233,18 +233,18 @@ class Scheduler:
         created: list[DurableFuture[Any] | EventWait] = [*self.outstanding.values(), *self.inbox.unread(), *self.tasks]
         created += [command for command in self.pending if isinstance(command, CommandFuture)]
         for future in created:
-            if future.owned_by(task):
+            if future._owned_by(task):
                 future.cancel()
 
     def drop_unscheduled(self) -> None:
         """Drop futures that were created and not yet scheduled, unless they are scheduled in any case."""
-        kept = [each for each in self.pending if not isinstance(each, CommandFuture) or each.is_certain]
+        kept = [each for each in self.pending if not isinstance(each, CommandFuture) or each._is_certain]
         self.pending.clear()
         self.pending += kept
 
     def cancellations(self) -> list[ev.Event]:
         """The events that cancel all outstanding activities, timers and sub-orchestrations."""
-        return [future.cancellation() for future in self.outstanding.values() if future.has_effect]
+        return [future.cancellation() for future in self.outstanding.values() if future._has_effect]
 
     def end(self) -> None:
         """Record the `cancellations`, and release all futures and tasks."""
@@ -369,7 +369,7 @@ class DurableFuture(Generic[T]):
             raise self.error
         return self._value  # type: ignore[no-any-return]
 
-    def add_waiter(self, waiter: Waiter) -> None:
+    def _add_waiter(self, waiter: Waiter) -> None:
         """Have ``waiter.on_settled`` called once, when this is settled."""
         self._waiters.append(waiter)
 
@@ -389,25 +389,25 @@ class DurableFuture(Generic[T]):
     def refuse(self) -> None:
         """Note that a call with it was refused: it begins if it is awaited nevertheless, and need not be."""
         self._scheduler.never_awaited.pop(self, None)
-        self.hold_back()
+        self._hold_back()
 
-    def hold_back(self) -> bool:
+    def _hold_back(self) -> bool:
         """Have it wait for `begin`, unless it has begun; returns whether it does."""
         return False
 
     def begin(self) -> None:
         """Begin the futures that were held back."""
 
-    def belongs_to(self, scheduler: Scheduler) -> bool:
+    def _belongs_to(self, scheduler: Scheduler) -> bool:
         """Whether it was created in this execution."""
         return self._scheduler is scheduler
 
-    def owned_by(self, task: object) -> bool:
+    def _owned_by(self, task: object) -> bool:
         """Whether this task created it."""
         return self._owner is task
 
     @property
-    def is_forgotten(self) -> bool:
+    def _is_forgotten(self) -> bool:
         """Whether the creator of a future that was never awaited could have awaited it."""
         return self._owner is not None and self._owner.is_undisturbed
 
@@ -443,10 +443,10 @@ class CommandFuture(DurableFuture[T]):
 
     __slots__ = ("schedule_id",)
 
-    has_effect: ClassVar[bool] = True
+    _has_effect: ClassVar[bool] = True
     """Whether the command starts something that continues until it is cancelled."""
 
-    is_certain: ClassVar[bool] = False
+    _is_certain: ClassVar[bool] = False
     """Whether it is scheduled also when its task ends before, or is cancelled."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -464,9 +464,9 @@ class CommandFuture(DurableFuture[T]):
             self.schedule_id = history.position
             self._scheduled(recorded)
 
-    def hold_back(self) -> bool:
+    def _hold_back(self) -> bool:
         """Hold the command back until `begin`; returns False if it is scheduled already, or has to be."""
-        if self.settled or self.schedule_id or self.is_certain:
+        if self.settled or self.schedule_id or self._is_certain:
             return False
         self.schedule_id = _HELD_BACK
         return True
@@ -586,13 +586,13 @@ class Task(DurableFuture[T]):
         self._failed = failed
         return self._repeats > _MAX_REPEATS
 
-    def hold_back(self) -> bool:
+    def _hold_back(self) -> bool:
         """Whether it has not begun."""
         return not (self.settled or self._queued or self._started)
 
     def begin(self) -> None:
         """Run it, after the tasks that are ready."""
-        if self.hold_back():
+        if self._hold_back():
             self._enqueue()
 
     def on_settled(self, future: DurableFuture[Any]) -> None:
@@ -606,7 +606,7 @@ class Task(DurableFuture[T]):
             return
         self._signal = signal
         awaited, self._awaited = self._awaited, None
-        if awaited is not None and awaited.owned_by(self):
+        if awaited is not None and awaited._owned_by(self):
             awaited.cancel()
         self._scheduler.cancel_owned(self)
         if not self._started:
@@ -637,7 +637,7 @@ class Task(DurableFuture[T]):
         self._scheduler.ready.append(self)
 
     def _wait_for(self, awaited: object) -> None:
-        if not (isinstance(awaited, DurableFuture) and awaited.belongs_to(self._scheduler)):
+        if not (isinstance(awaited, DurableFuture) and awaited._belongs_to(self._scheduler)):
             self._refuse(OrchestrationMisuse(f"an orchestration cannot await {describe_foreign(awaited)}"))
         elif awaited.settled:
             text = f"{awaited.description} has failed, and is awaited again and again: make a new one for each attempt"
@@ -645,7 +645,7 @@ class Task(DurableFuture[T]):
         else:
             self._awaited = awaited
             self._refused, self._failed = 0, None
-            awaited.add_waiter(self)
+            awaited._add_waiter(self)
 
     def _refuse(self, error: OrchestrationMisuse) -> None:
         """Raise the error at the await; end the coroutine if it catches the error again and again."""

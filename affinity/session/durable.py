@@ -119,7 +119,7 @@ async def _begin(
         await cached.resources.release(resource)
     if row.handle is not None:
         return row
-    handle = await resource.create_now(row.resource_id, cached.session_id)
+    handle = await resource._create_now(row.resource_id, cached.session_id)
     what = f"the handle of resource {resource.name!r}"
     try:
         text, _ = json_of(handle)
@@ -127,6 +127,6 @@ async def _begin(
         raise NotSerializable(f"{what} has no JSON form: {error}") from error
     check_payload(check_depth(text, what), what)
     if not await store.set_resource_handle(row.resource_id, text):  # this attempt has been given up long ago
-        await resource.destroy_now(row.resource_id, handle)
+        await resource._destroy_now(row.resource_id, handle)
         raise SessionError(f"resource {resource.name!r} was given up while it was created")
     return row._replace(handle=text)

@@ -300,7 +300,7 @@ class _Opening(Generic[S]):
             return await use_durable(resource, cached, work.ctx)
         return await use_local(resource, cached)
 
-    def mark_open(self) -> None:
+    def _mark_open(self) -> None:
         """Note in the labels of the record that the session has a resource of this process open, under this lease."""
         _, cached = self._opened()
         mark = open_mark(*(cached.home or (cached.session_id, cached.epoch)))
@@ -381,7 +381,7 @@ class OpenSession(AsyncBlock, _Opening[S]):
 
         Args:
             commit: writes the state in place of the store, together with something else (as
-                ``ActivityContext.commit_part``). It is called once; with None when the state is unchanged, or was
+                ``ActivityContext._commit_now``). It is called once; with None when the state is unchanged, or was
                 written to a store of its own.
             on_dump: called when the state has been read, before anything is awaited: what ``commit`` adds as of then
                 belongs to this state.

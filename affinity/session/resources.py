@@ -192,12 +192,12 @@ class Resource(Generic[T]):
         """Whether it outlives the process."""
         return self._create is not None
 
-    async def create_now(self, resource_id: str, session_id: str) -> Any:
+    async def _create_now(self, resource_id: str, session_id: str) -> Any:
         """Call ``create``."""
         assert self._create is not None
         return await call_here(self._create, resource_id, session_id)
 
-    async def destroy_now(self, resource_id: str, handle: Any) -> bool:
+    async def _destroy_now(self, resource_id: str, handle: Any) -> bool:
         """Call ``destroy``; False: it raised, which is logged, or took too long."""
         assert self._destroy is not None
         return await run_bounded(f"destroy of resource {self.name!r} {resource_id}", self._destroy, resource_id, handle)

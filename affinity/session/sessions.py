@@ -154,11 +154,11 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """The kind of the records."""
         return self._schema.kind
 
-    def readable_versions(self) -> frozenset[int]:
+    def _readable_versions(self) -> frozenset[int]:
         """The schema versions that this code can read: its own, and versions from which migrations lead to it."""
         return self._schema.migrations.leading_to(self._schema.version)
 
-    async def check_record(self, record: SessionRecord | SessionState) -> None:
+    async def _check_record(self, record: SessionRecord | SessionState) -> None:
         """Load a record as an opening does, and drop its state: for a record that is to be stored.
 
         Raises:
@@ -166,7 +166,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """
         await self._schema.check(record)
 
-    def check_version(self, record: SessionRecord | SessionSummary) -> None:
+    def _check_version(self, record: SessionRecord | SessionSummary) -> None:
         """Compare the kind and the schema version of a record that is to be copied. A version later than this code's is
         for workers with later code.
 
@@ -239,7 +239,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             self._options(ctx_or_id, parent, labels, overrides, auto_save),
         )
 
-    def open_in_activity(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
+    def _open_in_activity(self, ctx: ActivityScope, parent: str | None, *, is_new: bool) -> OpenSession[S]:
         """`open` for a layer above, in an activity or in a scope that stands for one.
 
         Args:
@@ -409,7 +409,7 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
         """
         self._schema.migrations.register(from_version, to_version, migrate)
 
-    def check_migrations(self) -> None:
+    def _check_migrations(self) -> None:
         """Check the registered migrations before any record is loaded, as a worker does at its start.
 
         Raises:

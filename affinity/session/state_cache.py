@@ -390,7 +390,7 @@ class StateCache(Generic[E]):
         hydrate_of = Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None)
         self._hydrates.append((entry.database, hydrate_of))
 
-    def take_hydrates(self, database: str | None) -> Iterator[Hydrate]:
+    def _take_hydrates(self, database: str | None) -> Iterator[Hydrate]:
         """Each hydrate since the last call, of one database or, with None, of all."""
         for _ in range(len(self._hydrates)):
             found = self._hydrates.popleft()
@@ -454,7 +454,7 @@ class StateCache(Generic[E]):
         current = any(entry.key in self for entry in self._entries_of(session_id, database))
         return current or bool(self.guests_of(session_id, database))
 
-    async def lost_all(self) -> None:
+    async def _lost_all(self) -> None:
         """Dispose all entries, concurrently."""
         for entry in self._all():
             self.retire(entry, "losses")
@@ -520,26 +520,26 @@ class StateCache(Generic[E]):
 class CacheLeaseListener(Generic[E]):
     """Removes cached states when the worker loses their leases: a `SessionListener` of `affinity.orchestration.app`.
 
-    Its methods are for the sessions of all databases; a worker calls those of `in_database`.
+    Its methods are for the sessions of all databases; a worker calls those of `_in_database`.
     """
 
     _cache: StateCache[E]
     _movable: bool
     _database: str | None = None
 
-    def in_database(self, database: str) -> Self:
+    def _in_database(self, database: str) -> Self:
         """The listener for the leases of one database."""
         listener = copy(self)
         listener._database = database
         return listener
 
-    def may_move(self, session_id: str) -> bool:
+    def _may_move(self, session_id: str) -> bool:
         """Whether the worker may offer the session to another one while it is idle: any session if the object is
         ``movable``, else one without a state in memory.
         """
         return self._movable or not self._cache.keeps(session_id, self._database)
 
-    def costly_sessions(self) -> Collection[str]:
+    def _costly_sessions(self) -> Collection[str]:
         """The sessions whose state here keeps a resource open, or has to be disposed by a callback; all with a state
         here, if the object is not ``movable``. They are the last to make room for others.
         """
@@ -561,13 +561,13 @@ class CacheLeaseListener(Generic[E]):
         """
         await self._cache.lost(session_id, epoch, self._database)
 
-    def take_hydrates(self) -> Iterator[Hydrate]:
+    def _take_hydrates(self) -> Iterator[Hydrate]:
         """Each hydrate since the last call, for the worker's report."""
-        return self._cache.take_hydrates(self._database)
+        return self._cache._take_hydrates(self._database)
 
-    async def lost_all(self) -> None:
+    async def _lost_all(self) -> None:
         """Dispose all states, concurrently, since every lease has ended."""
-        await self._cache.lost_all()
+        await self._cache._lost_all()
 
     async def sweep(self) -> None:
         """Dispose states that were idle for ``idle_timeout``, exceed a bound, or were released when their activity was
@@ -584,7 +584,7 @@ class CacheLeaseListener(Generic[E]):
 
         The object can be used again, by the next worker of this process.
         """
-        await self._cache.lost_all()
+        await self._cache._lost_all()
 
     @property
     def stats(self) -> CacheStats:

@@ -242,7 +242,7 @@ async def _load(new: SessionState, sessions: Iterable[Sessions[Any]]) -> bool:
     """Load a record by the code of its kind, as a check; returns whether there is such code."""
     of_kind = [each for each in sessions if each.kind == new.metadata.kind]
     for each in of_kind:
-        await each.check_record(new)
+        await each._check_record(new)
     return bool(of_kind)
 
 

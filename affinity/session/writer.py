@@ -77,7 +77,7 @@ class ActivityScope(SessionContext, Protocol):
         """The exception of its code."""
         ...
 
-    def enlist(self, participant: Participant, /) -> None:
+    def _enlist(self, participant: Participant, /) -> None:
         """Commit it together with the activity's result."""
         ...
 
@@ -242,7 +242,7 @@ class SessionWriter(Generic[S]):
         if self._cached is cached:
             return
         if not self._is_enlisted:
-            self._ctx.enlist(self)
+            self._ctx._enlist(self)
             self._is_enlisted = True
         self._cache.pin_again(cached, self.user)
         self._cached, self._base = cached, cached.record

@@ -149,7 +149,7 @@ class Commits(WorkerPart):
         self._acks.submit(ack, done, len(ack.message or "") + staged_size)
 
     async def commit_part(self, lock: WorkLock, state: StateWrite | None, journal: JournalWrite | None) -> None:
-        """See `ActivityContext.commit_part`."""
+        """See `ActivityContext._commit_now`."""
         answer: asyncio.Future[bool | ProviderError] = asyncio.get_running_loop().create_future()
 
         def done(result: bool | ProviderError) -> None:

@@ -246,7 +246,7 @@ def code_version(app: App) -> str:
     for name, spec in sorted(app.schedules.items()):
         digest.update(f"{name}\0{spec.to_text()}\0".encode())
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
-    functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one.sources()]
+    functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one._sources()]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -65,7 +65,7 @@ class MoveReporter(WorkerPart):
 
 def _hydrates_of(source: HasHydrates) -> Sequence[Hydrate]:
     try:
-        return call_sync(lambda: [*source.take_hydrates()])
+        return call_sync(lambda: [*source._take_hydrates()])
     except Exception:
         logger.exception("a session listener failed")
         return []

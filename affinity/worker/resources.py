@@ -85,6 +85,6 @@ class ResourceSweeper(WorkerPart):
                 "resource %s (%s) cannot be destroyed: its handle is unreadable", taken.name, taken.resource_id
             )
             return
-        if await self._by_name[taken.name].destroy_now(taken.resource_id, handle):
+        if await self._by_name[taken.name]._destroy_now(taken.resource_id, handle):
             destroyed.append(taken.resource_id)
             logger.info("resource %s (%s) is destroyed: nothing uses it", taken.name, taken.resource_id)

@@ -113,7 +113,7 @@ class HeldSessions:
     ) -> None:
         self.listeners: tuple[SessionListener, ...] = tuple(listeners)
         self.notified: list[SessionListener] = [
-            one.in_database(database) if isinstance(one, DatabaseListener) else one for one in self.listeners
+            one._in_database(database) if isinstance(one, DatabaseListener) else one for one in self.listeners
         ]
         """The listeners, of this database alone where they know several apart."""
         self._spawn = spawn
@@ -198,7 +198,7 @@ class HeldSessions:
         """
         now = self._monotonic()
         none: Collection[str] = ()
-        costly = {name for one in self._costly for name in _ask(one.costly_sessions, none)}
+        costly = {name for one in self._costly for name in _ask(one._costly_sessions, none)}
 
         def place(item: tuple[str, _Held]) -> tuple[bool, bool, bool, float]:
             name, held = item
@@ -233,7 +233,7 @@ class HeldSessions:
             if not held.running
             and not held.offered
             and now >= max(held.idle_since + idle, held.rests_until)
-            and all(_ask(partial(policy.may_move, name), False) for policy in self._policies)
+            and all(_ask(partial(policy._may_move, name), False) for policy in self._policies)
         ]
         return [name for _, name in nsmallest(most, found)]
 
@@ -336,4 +336,4 @@ def record_need(kind: str, schema_version: int) -> str:
 def needs_met(listeners: Iterable[object]) -> frozenset[str]:
     """The needs that the session states among these listeners meet: the records that they can read."""
     readers = [one for one in listeners if isinstance(one, Sessions)]
-    return frozenset(record_need(one.kind, version) for one in readers for version in one.readable_versions())
+    return frozenset(record_need(one.kind, version) for one in readers for version in one._readable_versions())

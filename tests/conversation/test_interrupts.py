@@ -523,7 +523,7 @@ async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, canc
     shell = Shell()
     seqs: list[int] = []
     found = make(shell.handler)
-    opened = found.open_state
+    opened = found._open_state
 
     class Opening:
         """Opens the state when the interrupt is there."""
@@ -543,7 +543,7 @@ async def test_an_interrupt_while_the_wake_with_the_answer_begins(url: str, canc
         def _snapshots(self) -> Any:
             return self._opening._snapshots()
 
-    found.open_state = lambda ctx, work: Opening(opened(ctx, work))  # type: ignore[method-assign,assignment,return-value]
+    found._open_state = lambda ctx, work: Opening(opened(ctx, work))  # type: ignore[method-assign,assignment,return-value]
     async with stage(url, found) as on:
         talk = on.talk()
         (request,) = (await talk.ask(UserMessage("clean up"), timeout=30)).requests

@@ -34,7 +34,7 @@ def test_attributes_are_fixed() -> None:
 
 
 async def commit_nothing(*_: object) -> None:
-    """See `ActivityContext.commit_part`."""
+    """See `ActivityContext._commit_now`."""
 
 
 def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
@@ -167,15 +167,15 @@ class Noted:
 
 def test_participants_are_withdrawn_and_the_run_goes_on() -> None:
     ctx, error, first, second, last = context(), ValueError("no"), Noted(OSError("broken")), Noted(), Noted()
-    ctx.enlist(first)
-    ctx.enlist(second)
-    ctx.withdraw(error, retried=True)
+    ctx._enlist(first)
+    ctx._enlist(second)
+    ctx._withdraw(error, retried=True)
     assert (first.outcomes, second.outcomes) == ([False], [False])  # what one raises is not the other's matter
     assert (ctx.error, ctx.ended) == (error, False)
-    ctx.enlist(last)
+    ctx._enlist(last)
     assert ctx._close() == (last,)
     with pytest.raises(ActivityCancelledSignal):
-        ctx.withdraw(error, retried=True)
+        ctx._withdraw(error, retried=True)
     assert (last.outcomes, ctx.ended) == ([], True)
 
 
@@ -210,8 +210,8 @@ def test_policies_are_validated(options: dict[str, Any], message: str) -> None:
 @pytest.mark.anyio
 async def test_a_part_is_committed_by_a_worker_and_while_the_run_lasts() -> None:
     with pytest.raises(ActivityMisuse, match="committed by a worker"):
-        await context().commit_part()
+        await context()._commit_now()
     ended = context()
     ended._close()
     with pytest.raises(ActivityCancelledSignal):
-        await ended.commit_part()
+        await ended._commit_now()

@@ -249,16 +249,16 @@ def test_an_activity_is_parked_on_a_session_without_options_before_it_is_schedul
         ]
         for future in refused:
             with pytest.raises(OrchestrationMisuse, match="cannot be parked: it must be on a session, without a tag"):
-                future.park()
-        parked = work("x").on_session("s").park()
+                future._park()
+        parked = work("x").on_session("s")._park()
         with pytest.raises(OrchestrationMisuse, match="activity 'x' is parked already"):
             parked.with_tag("t")
         with pytest.raises(OrchestrationMisuse, match="activity 'x' is parked already"):
-            parked.park()
+            parked._park()
         plain = work("y").on_session("s")
         await ctx.wait_any(parked, plain, *refused)
         with pytest.raises(OrchestrationMisuse, match="activity 'y' is scheduled already"):
-            plain.park()
+            plain._park()
 
     live = run(main)
     scheduled = {each.name: each.parked for each in live.history if isinstance(each, ev.ActivityScheduled)}

@@ -170,8 +170,8 @@ TABLE: list[tuple[str, Code, Code]] = [
     ),
     (
         "cannot be parked",
-        lambda ctx: ctx.schedule_activity("no").park(),
-        lambda ctx: ctx.schedule_activity("work").on_session("s").park(),
+        lambda ctx: ctx.schedule_activity("no")._park(),
+        lambda ctx: ctx.schedule_activity("work").on_session("s")._park(),
     ),
     (
         "takes durable futures",

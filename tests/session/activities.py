@@ -51,7 +51,7 @@ class Activity:
     def ended(self) -> bool:
         return self.over
 
-    def enlist(self, participant: Participant) -> None:
+    def _enlist(self, participant: Participant) -> None:
         if self.over:
             raise EndedError
         self.enlisted.append(participant)

@@ -347,7 +347,7 @@ async def test_all_leases_lost_disposes_side_by_side(app: Application) -> None:
     cache = SessionCache[State](hydrate=app.hydrate, dispose=dispose)
     for session_id in "abc":
         await visit(cache, session_id)
-    await cache.lost_all()
+    await cache._lost_all()
     assert cache.stats.size == 0
     assert cache.stats.losses == 3
 
@@ -374,7 +374,7 @@ async def test_dispose_that_raises_is_logged_and_not_repeated(
     await visit(cache)
     with caplog.at_level(logging.ERROR):
         await cache.lost("a")
-    await cache.lost_all()
+    await cache._lost_all()
     assert calls == ["a"]
     assert "session 'a' at epoch 1" in caplog.text
     assert "already closed" in caplog.text
@@ -407,6 +407,6 @@ async def test_a_hydrate_that_is_cancelled_after_the_loss_leaves_nothing_to_disp
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(visit, cache)
         await anyio.wait_all_tasks_blocked()
-        await cache.lost_all()
+        await cache._lost_all()
         tasks.cancel_scope.cancel()
     assert (disposed, caplog.records, cache.stats.size) == ([], [], 0)

@@ -139,7 +139,7 @@ async def test_by_default_a_state_is_as_large_as_its_encoded_form() -> None:
         await host.say(chats, "x" * 70, ctx=host.activity(session_id))
     assert chats.stats.bytes == 2 * len((await host.stored("a")).state) <= 250
     assert (chats.stats.size, chats.stats.evictions) == (2, 1)
-    await chats.lost_all()
+    await chats._lost_all()
     await host.read(chats, "a", epoch=2)
     assert chats.stats.bytes == len((await host.stored("a")).state)
 

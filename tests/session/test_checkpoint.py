@@ -125,7 +125,7 @@ async def test_many_of_one_activity_and_of_the_next(host: Host, chats: Sessions[
 async def test_of_a_state_that_was_known_to_be_new_is_read(host: Host) -> None:
     """By the next block of the activity, when one has failed: before, there was nothing to read."""
     chats, ctx = Sessions(Chat, kind="chat"), host.activity()
-    opening = chats.open_in_activity(ctx, None, is_new=True)
+    opening = chats._open_in_activity(ctx, None, is_new=True)
 
     async def say(chat: Chat) -> None:
         chat.lines.append("one")

@@ -118,14 +118,14 @@ async def test_two_shortest_chains_are_ambiguous(host: Host, edges: list[tuple[i
 def test_two_shortest_chains_are_found_before_a_record_meets_them(edges: list[tuple[int, int]], start: int) -> None:
     paths = made_for(5, *edges)
     with pytest.raises(SessionMigrationAmbiguous, match="2 chains") as caught:
-        paths.check_migrations()
+        paths._check_migrations()
     assert (caught.value.from_version, caught.value.to_version) == (start, 5)
 
 
 @pytest.mark.parametrize("edges", [[], [(1, 2), (2, 5)], [(1, 2), (1, 3), (2, 4), (3, 4)], [(1, 2), (1, 3), (1, 5)]])
 def test_nothing_else_is_found(edges: list[tuple[int, int]]) -> None:
     """Two chains to another version do not count, nor two that are longer than a third."""
-    made_for(5, *edges).check_migrations()
+    made_for(5, *edges)._check_migrations()
 
 
 @pytest.mark.parametrize("version", [True, 1.0, "1", -1, 2**31])

@@ -200,7 +200,7 @@ async def test_a_lease_that_ends_during_the_failure_closes_it(host: Host, models
                 with suppress(ZeroDivisionError):
                     async with chats.open(ctx):
                         raise ZeroDivisionError
-                await (chats.lost_all() if all_of_them else chats.lost("s", 1))
+                await (chats._lost_all() if all_of_them else chats.lost("s", 1))
     host.settle(ctx, False)
     await chats.sweep()
     assert models.log == ["open s", "close s"]

@@ -603,7 +603,7 @@ async def test_what_is_left_out_stays_whether_the_state_is_in_memory_or_not(host
     await host.say(chats, "hi")
     first = (await host.stored()).metadata
     if evicted:
-        await chats.lost_all()
+        await chats._lost_all()
     await host.say(chats, "there")
     assert (await host.stored()).version == 2
     assert (await host.stored()).metadata == first

@@ -243,7 +243,7 @@ async def test_an_older_lease_than_the_cached_one_opens_nothing(host: Host, chat
 async def test_all_leases_lost_together(host: Host, chats: Sessions[Chat]) -> None:
     for session_id in "abc":
         await host.say(chats, ctx=host.activity(session_id))
-    await chats.lost_all()
+    await chats._lost_all()
     assert (chats.stats.size, chats.stats.losses) == (0, 3)
 
 

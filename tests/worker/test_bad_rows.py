@@ -241,7 +241,7 @@ class Preparing:
 
 @values.activity
 async def enlist(context: ActivityContext, what: str) -> int:
-    context.enlist(Preparing(what))
+    context._enlist(Preparing(what))
     return 1
 
 

@@ -271,7 +271,7 @@ async def _open_resource_later(end: str) -> None:
 
 async def _create_resource(end: str) -> None:
     made = _resource(name="r", create=lambda *_: ends_later(end), destroy=lambda *_: None)
-    await made.create_now("id", "s")
+    await made._create_now("id", "s")
 
 
 async def _migrate(end: str) -> None:
@@ -385,7 +385,7 @@ async def test_functions_that_free_something(end: str, caplog: pytest.LogCapture
     await resource.acquire("k", 1)
     await resource.release("k", 1)
     durable = _resource(name="r", create=lambda *_: 1, destroy=lambda *_: ends_later(end))
-    assert not await durable.destroy_now("id", None)
+    assert not await durable._destroy_now("id", None)
     assert (cache.stats.size, len(resource)) == (0, 0)
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
 

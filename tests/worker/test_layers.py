@@ -48,7 +48,7 @@ class Mailboxes:
     """A layer of one orchestration and one activity: a mailbox reads the letters that come to its journal."""
 
     kind: str = "post"
-    noun: str = "mailboxes"
+    _noun: str = "mailboxes"
     read: list[list[str]] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
     reads_of_database: list[Sequence[str]] = field(default_factory=list)
@@ -62,10 +62,10 @@ class Mailboxes:
     async def sweep(self) -> None:
         """See `SessionListener`."""
 
-    def sources(self) -> Sequence[Callable[..., Any]]:
+    def _sources(self) -> Sequence[Callable[..., Any]]:
         return [self.run]
 
-    def functions(self) -> App:
+    def _functions(self) -> App:
         app = App(self.kind)
         app.activity(name="post.read", journal_inputs=10)(self.run)
 
@@ -73,7 +73,7 @@ class Mailboxes:
         async def mailbox(ctx: OrchestrationContext) -> None:
             texts: list[str] = []
             while "last" not in texts:
-                texts = await ctx.schedule_activity("post.read").on_session(ctx.instance_id).park()
+                texts = await ctx.schedule_activity("post.read").on_session(ctx.instance_id)._park()
 
         return app
 
@@ -87,7 +87,7 @@ class Mailboxes:
         self.read.append(texts)
         if "torn" in texts:
             self._enlist(ctx, work.journal_id, work.processed, work.inputs[-1].seq, "draft")
-            ctx.withdraw(ValueError("torn"), retried=False)
+            ctx._withdraw(ValueError("torn"), retried=False)
         self._enlist(ctx, work.journal_id, work.processed, work.inputs[-1].seq, "read")
         return texts
 
@@ -102,7 +102,7 @@ class Mailboxes:
             end=WakeEnd(read=processed),
         )
         self.readings.append(Reading(write, self))
-        ctx.enlist(self.readings[-1])
+        ctx._enlist(self.readings[-1])
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_layer_is_registered_under_its_noun() -> None:
     assert list(app.registered()["mailboxes"]) == ["post"]
     with pytest.raises(InvalidApp, match="two handlers for mailboxes of kind 'post'"):
         app.include(Mailboxes())
-    other = Mailboxes(noun="parcels")
-    other.functions = App  # type: ignore[method-assign]
+    other = Mailboxes(_noun="parcels")
+    other._functions = App  # type: ignore[method-assign]
     app.include(other)
     assert {*app.registered()} == {"orchestrations", "activities", "mailboxes", "parcels"}

@@ -124,7 +124,7 @@ class _Costly:
 
     async def sweep(self) -> None: ...
 
-    def costly_sessions(self) -> Collection[str]:
+    def _costly_sessions(self) -> Collection[str]:
         return {"open", "open too"}
 
 
