@@ -35,12 +35,9 @@ NOT_PUBLIC: Final = {
     "Description": "the keyword arguments of a call",
     "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
-    "Hydrate": "what a worker takes from a cache of sessions",
     "InstanceConditions": "the keyword arguments of a call",
     "JournalAccess": "the journals of a worker's database, for conversations",
-    "JournalParticipant": "of a call that only conversations make",
     "JournalIdentity": "of a constructor that only `ConversationHandle` calls",
-    "JournalWrite": "of a call that only conversations make",
     "Journals": "the journals of a client's database, for conversations",
     "LineageState": "a protocol that `Conversations` fulfils",
     "MadeBy": "the keyword arguments of a call",
@@ -49,7 +46,6 @@ NOT_PUBLIC: Final = {
     "OpenOptions": "of a constructor that only `Sessions` calls",
     "OutcomeStatus": "three words",
     "PageReader": "of a constructor that only `ConversationHandle` calls",
-    "PendingWork": "of a method that only workers call",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Repeat": "two words",
     "RequestConditions": "the keyword arguments of a call",
@@ -66,7 +62,6 @@ NOT_PUBLIC: Final = {
     "TickOptions": "keyword arguments of a call",
     "UnitOfWork": "of a constructor that only `Sessions` calls",
     "WakeParts": "of a constructor that only workers call",
-    "Waiter": "the engine's: a task, or a future over others",
 }
 """Types of affinity in public signatures that no application names, and why."""
 

@@ -275,7 +275,7 @@ class Conversations(Sessions[S]):
         """The handler; see `affinity.orchestration.app.HasFunctions`."""
         return [self._get_handler()]
 
-    def input_types(self) -> Mapping[str, Any]:
+    def _input_types(self) -> Mapping[str, Any]:
         """The events of the application that clients may send; see `affinity.orchestration.app.HasInputTypes`."""
         return self.spec.types.input_types()
 

@@ -162,7 +162,7 @@ class HasFunctions(Protocol):
 class HasInputTypes(Protocol):
     """A listener with functions, to which clients send typed events."""
 
-    def input_types(self) -> Mapping[str, Any]:
+    def _input_types(self) -> Mapping[str, Any]:
         """The types of the application's events that clients may send, by name."""
         ...
 
@@ -429,7 +429,7 @@ class App:
             ("orchestrations", key, interface_of(each)) for key, each in self._orchestrations.items() if key not in own
         ]
         typed = [one for one in layers if isinstance(one, HasInputTypes)]
-        found += [(one._noun, one.kind, {"events": schemas_of(one.input_types())}) for one in typed]
+        found += [(one._noun, one.kind, {"events": schemas_of(one._input_types())}) for one in typed]
         room = MAX_SCHEMAS_BYTES
         fitting: dict[str, dict[str, Any]] = {}
         for kind, name, interface in found:

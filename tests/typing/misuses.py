@@ -546,7 +546,7 @@ def more_of_sync(client: affinity.sync.Client) -> None:
     assert_type(client.wait("i", type=int | None), int | None)
     client.conversation(talks, "c").send("hello")  # error
     client.start_many([count])  # error
-    chats.update_sync("s", rename_later, store=client.session_store)  # unseen
+    chats.update_sync("s", rename_later, store=client.session_store)  # error
 
 
 @app.orchestration
