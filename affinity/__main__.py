@@ -1,5 +1,5 @@
 """``python -m affinity``: the ``affinity`` command."""
 
-from affinity.cli import main
+from affinity_workflows import main
 
 main()

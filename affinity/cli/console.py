@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import ipaddress
 import secrets
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from affinity.cli.logs import LogFormat, configure_logging
-from affinity.cli.shell import Shell, command
+from affinity.cli.shell import Shell, command, current_user
 from affinity.errors import InvalidOptions
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     token = secrets.token_urlsafe(32)
     gate = serving.Gate(_application(shell, options), _login(options, token), hosts)
     config = serving.server_config(gate, options["host"], options["port"], options["root_path"].rstrip("/"))
-    socket = config.bind_socket()
-    socket.listen()  # a browser may be faster than the server
+    socket = serving.listen(options["host"], options["port"])
     name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}"
     path = f"/login?token={token}" if _is_default(options) else "/"
@@ -114,7 +112,7 @@ def _login(options: dict[str, Any], token: str) -> Login:
     if not _is_local(options["host"]):
         wanted = "--token-file, --basic-auth-file, or --trust-header with --trusted-proxy"
         raise click.UsageError(f"--host {options['host']} is reached by others: give {wanted}")
-    return serving.TokenLogin(token, getpass.getuser(), once=True)
+    return serving.TokenLogin(token, current_user(), once=True)
 
 
 def _is_default(options: dict[str, Any]) -> bool:

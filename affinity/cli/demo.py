@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import secrets
 import shutil
 import signal
@@ -19,14 +18,15 @@ import click
 from pydantic_core import to_json
 from rich.console import Console
 
-from affinity.cli.help import SIGNALLED, Command
+from affinity.cli.help import Command
 from affinity.cli.output import printable
-from affinity.cli.shell import check_call
+from affinity.cli.shell import check_call, current_user
 from affinity.demo.conversations import DATASET_SIZE, load_conversations
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK, DemoReport, Display
 from affinity.demo.run import DemoFailed, DemoPlan, database_of, run_demo
 from affinity.errors import InvalidOptions
 from affinity.provider import migrate
+from affinity_workflows import SIGNALLED
 
 OPEN_SECONDS: Final = 60.0
 """For which a run with a console waits for its browser."""
@@ -141,7 +141,7 @@ async def _in_browser(url: str, display: Display) -> AsyncIterator[None]:
         raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
     await migrate(url)
     token = secrets.token_urlsafe(32)
-    login = serving.TokenLogin(token, getpass.getuser(), once=True)
+    login = serving.TokenLogin(token, current_user(), once=True)
     async with create(url) as app, serving.serve_locally(app, login) as address:
         display.say(f"Open {address}/login?token={token}")
         with anyio.move_on_after(OPEN_SECONDS):

@@ -19,9 +19,10 @@ import anyio
 import click
 from anyio.abc import Process
 
-from affinity.cli.help import FAILED, NO_DATABASE, SIGNALLED, UNKNOWN
+from affinity.cli.help import FAILED, NO_DATABASE, UNKNOWN
 from affinity.cli.output import counted
 from affinity.cli.shell import Shell, command
+from affinity_workflows import SIGNALLED
 
 POLL_SECONDS: Final = 0.3
 """Between two looks at the files. A change is complete when the next look finds no other one."""

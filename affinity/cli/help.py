@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import inspect
+import signal
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
-FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, UNSERVED, INTERRUPTED = 1, 2, 3, 4, 5, 6, 7, 130
+from affinity_workflows import SIGNALLED
 
-SIGNALLED: Final = 128
-"""Plus the number of the signal: the exit code of a process that a signal ended, as shells report it."""
+FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, UNSERVED, STUCK, INTERNAL = 1, 2, 3, 4, 5, 6, 7, 8, 70
+
+INTERRUPTED, PIPE_CLOSED = SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGPIPE
+
+EXIT_CODES: Final[Sequence[tuple[int, str]]] = (
+    (0, "done; also an empty list"),
+    (
+        FAILED,
+        "it has failed: the instance or the wake (or was cancelled); `replay`: code that does not match a history;"
+        " `demo`: a wrong result",
+    ),
+    (
+        MISUSED,
+        "the command line, an input, a file or the environment is wrong, or a port is taken; nothing was changed",
+    ),
+    (NO_DATABASE, "the database cannot be reached or refuses; or another process took the worker's name"),
+    (TIMED_OUT, "the time given to `wait`, `ask` or `stop` ran out"),
+    (
+        UNKNOWN,
+        "nothing has this id: no instance, conversation, schedule, session, worker, process or journal entry;"
+        " `replay`: no history was selected",
+    ),
+    (
+        REFUSED,
+        "what has the id does not allow this now: it has ended, still runs, is in use or busy; or a limit is reached",
+    ),
+    (
+        UNSERVED,
+        "live workers have no code for the name, which may be misspelt: of an orchestration, its version or event, or a"
+        " kind of conversations; `--force` does it all the same",
+    ),
+    (STUCK, "`worker`: an activity did not end, or the event loop stood still"),
+    (INTERNAL, "an unexpected error, with a traceback: a defect of affinity, or of the machine"),
+    (INTERRUPTED, "ended by SIGINT (Ctrl-C)"),
+    (PIPE_CLOSED, "the program that reads the output has ended, as `| head` does"),
+    (SIGNALLED + signal.SIGTERM, "ended by SIGTERM"),
+)
+"""What each exit code of the command means. `affinity --help` and docs/run/terminal.md have this table."""
 
 
 class Command(click.Command):

@@ -12,7 +12,8 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from affinity.cli.help import INTERRUPTED, MISUSED, HelpGroup
+from affinity.cli.help import EXIT_CODES, MISUSED, HelpGroup
+from affinity.cli.terminal import escape_output
 from affinity_workflows import VERSION
 
 _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
@@ -66,8 +67,8 @@ _COMMANDS: Final = {name: found for commands in _THEMES.values() for name, found
 
 
 class _LazyGroup(HelpGroup):
-    """A group that imports a command when it is called, and that gives every error of ours, and Ctrl-C, a line on
-    stderr and an exit code instead of a traceback.
+    """A group that imports a command when it is called, and that gives every error, and Ctrl-C, an exit code and a
+    line on stderr.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -92,6 +93,14 @@ class _LazyGroup(HelpGroup):
         items = [CompletionItem(name, help=summary) for name, summary in found.items()]
         return items + click.Command.shell_complete(self, ctx, incomplete)
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES])
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        escape_output()
+        return super().main(*args, **extra)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # click before 8.2 would exit with 0
             click.echo(ctx.get_help(), err=True)
@@ -99,18 +108,14 @@ class _LazyGroup(HelpGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        from affinity.cli.output import printable
-        from affinity.cli.shell import exit_code
-        from affinity.errors import AffinityError
-
         try:
             return super().invoke(ctx)
-        except AffinityError as error:
-            click.echo(f"Error: {printable(error) or type(error).__name__}", err=True)
-            ctx.exit(exit_code(error))
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
-            ctx.exit(INTERRUPTED)
+        except (click.exceptions.Exit, click.ClickException, SystemExit):
+            raise
+        except BaseException as error:
+            from affinity.cli.failures import report
+
+            ctx.exit(report(error))
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -133,17 +138,7 @@ def main(ctx: click.Context, url: str | None) -> None:
       affinity sessions list                          # the records of sessions
       affinity wait chat-17 --timeout 60              # prints its result
 
-    For scripts, --json prints one JSON document on stdout. Messages go to stderr. Exit codes:
-      0    done
-      1    the instance or the wake has failed or was cancelled; `replay`: code does not match a history;
-           `demo`: a result is wrong; `worker`: an activity did not end
-      2    the command line or an input is wrong; nothing was changed
-      3    the database cannot be reached or refuses; or another process took the worker's name
-      4    the time given to `wait`, `ask` or `stop` ran out
-      5    nothing has this id: no instance, conversation, schedule, session, worker or process; `replay`: no history
-      6    what has the id does not allow this now: finished, running, in use, busy; or a limit is reached
-      7    live workers have no code for what is to be started or sent: a misspelt name? --force does it all the same
-      130  interrupted by Ctrl-C
+    For scripts, --json prints one JSON document on stdout. Messages go to stderr.
 
     Completion with the Tab key, in the start file of the shell (bash_source, zsh_source, fish_source):
       eval "$(_AFFINITY_COMPLETE=bash_source affinity)"

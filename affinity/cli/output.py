@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -11,6 +10,8 @@ from typing import Any, Final
 import click
 from pydantic_core import to_json
 from rich.cells import cell_len, set_cell_size
+
+from affinity.cli.terminal import is_terminal
 
 _IDS: Final = frozenset(
     [
@@ -58,7 +59,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
         return
     widths = [max(map(cell_len, column)) for column in zip(columns, *texts, strict=True)]
     lines = [range(len(widths))]
-    if sys.stdout.isatty():
+    if is_terminal():
         widths, lines = _layout(columns, widths, shutil.get_terminal_size().columns)
     click.secho(_line(columns, widths, lines), bold=True)
     for row in texts:

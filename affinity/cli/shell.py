@@ -17,7 +17,18 @@ import click
 from pydantic_core import to_json
 
 from affinity import errors
-from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, UNSERVED, Command, HelpGroup
+from affinity.cli.help import (
+    FAILED,
+    MISUSED,
+    NO_DATABASE,
+    REFUSED,
+    STUCK,
+    TIMED_OUT,
+    UNKNOWN,
+    UNSERVED,
+    Command,
+    HelpGroup,
+)
 from affinity.cli.output import printable
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
@@ -63,6 +74,7 @@ _CODES: Final[Mapping[type[AffinityError], int]] = {
     errors.WakeFailed: FAILED,
     errors.ClientError: REFUSED,
     errors.SessionWriteConflict: REFUSED,
+    errors.WorkerStalled: STUCK,
 }
 """The exit codes of errors: the first class that fits decides."""
 

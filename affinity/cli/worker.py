@@ -14,12 +14,13 @@ from typing import Any, Final, TypeVar, get_args
 import anyio
 import click
 
-from affinity.cli.help import FAILED, SIGNALLED
+from affinity.cli.help import STUCK
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.options import NONE, describe_options
+from affinity_workflows import SIGNALLED
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,7 +80,7 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_form
     SIGHUP or Ctrl-C drains: running activities end or are given back, and sessions are released. Ctrl-C during the
     drain stops immediately: running activities are cancelled, and their work is free for other workers. A further
     SIGTERM or SIGHUP changes nothing. Exit code 0 after SIGTERM or SIGHUP, 128 and the signal's number when Ctrl-C cut
-    its drain short (143, 129), 130 after Ctrl-C, 1 when an activity did not end though it was cancelled.
+    its drain short (143, 129), 130 after Ctrl-C, 8 when an activity did not end though it was cancelled.
 
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them; AFFINITY_MIGRATE=no,
@@ -122,6 +123,6 @@ async def _run(running: Worker) -> signal.Signals:
 
 def _end_soon() -> None:
     """End the process even if a thread, or a coroutine that swallows its cancellation, would keep it forever."""
-    timer = threading.Timer(STUCK_SECONDS, os._exit, [FAILED])
+    timer = threading.Timer(STUCK_SECONDS, os._exit, [STUCK])
     timer.daemon = True
     timer.start()

@@ -14,6 +14,7 @@ import hmac
 import ipaddress
 import logging
 import re
+import socket
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
@@ -271,16 +272,32 @@ async def serve_locally(app: ASGIApp, login: Login) -> AsyncIterator[str]:
     """Serve a console on a free port of this machine, in the event loop of the caller; gives its address."""
     gate = Gate(app, login, LOCAL)
     config = server_config(gate, "127.0.0.1", 0)
-    socket = config.bind_socket()
-    socket.listen()  # a browser may be faster than the server
+    listening = listen("127.0.0.1", 0)
     server = _Server(config)
-    running = BackgroundTask(lambda: server.serve([socket]))
+    running = BackgroundTask(lambda: server.serve([listening]))
     try:
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
     finally:
         server.should_exit = True
         with anyio.CancelScope(shield=True):
             await running.join()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens: a browser may be faster than the server.
+
+    Raises:
+        InvalidOptions: the port is taken or another user's, or there is no such address here.
+    """
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(BACKLOG)
+    except OSError as error:
+        found.close()
+        raise InvalidOptions(f"--host {host} --port {port}: {error.strerror}: give another one") from error
+    return found
 
 
 def server_config(gate: Gate, host: str, port: int, root_path: str = "") -> uvicorn.Config:

@@ -11,7 +11,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any, Final
 
-import click
+from affinity.errors import InvalidOptions
 
 DATASET_SIZE: Final = 7_168
 """Conversations in the data set."""
@@ -43,14 +43,12 @@ def load_conversations(count: int, seed: int) -> Sequence[Conversation]:
     state from turn to turn.
 
     Raises:
-        click.ClickException: the data set is not installed; the message says how to install it.
+        InvalidOptions: the data set is not installed; the message says how to install it.
     """
     try:
         files = resources.files("chitchat_dataset")
     except ModuleNotFoundError:
-        raise click.ClickException(
-            "chitchat-dataset is not installed: pip install 'affinity-workflows[demo]'"
-        ) from None
+        raise InvalidOptions("chitchat-dataset is not installed: pip install 'affinity-workflows[demo]'") from None
     # The package's own reader leaves the file to the garbage collector.
     records = json.loads(files.joinpath("dataset.json").read_text(encoding="utf-8"))
     ids = sorted(records)

@@ -125,7 +125,7 @@ def load_migrations(package: str) -> list[Migration]:
 def _texts(folder: Traversable) -> dict[str, LiteralString]:
     """The text of each SQL file, by its name without the ending, in the order of the names."""
     found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
-    return {name.removesuffix(".sql"): (folder / name).read_text() for name in found}
+    return {name.removesuffix(".sql"): (folder / name).read_text(encoding="utf-8") for name in found}
 
 
 def made_before_release(place: str) -> SchemaMismatch:

@@ -20,7 +20,7 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
 
     Text in a packaged file is as trusted as a literal in the code, hence the type.
     """
-    text = (files(package) / filename).read_text()
+    text = (files(package) / filename).read_text(encoding="utf-8")
     heads = list(_HEAD.finditer(text))
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}

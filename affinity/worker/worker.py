@@ -38,7 +38,7 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.audit import ACTING
-from affinity.errors import DatabaseChanged, InvalidInput, ProviderError
+from affinity.errors import DatabaseChanged, InvalidInput, InvalidOptions, ProviderError
 from affinity.orchestration import App
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
@@ -82,6 +82,7 @@ class Worker(AsyncBlock):
     Raises:
         InvalidUrl, AccessDenied, SchemaMismatch: on entry.
         ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
+        InvalidOptions: on entry, when the port of the metrics is taken, or its host is no address of this machine.
         InvalidApp: on entry, when an annotation of the app cannot be resolved.
         SessionMigrationAmbiguous: on entry, when two shortest chains of migrations lead to the schema of a `Sessions`.
         InvalidInput: on entry, when this object was opened before.
@@ -464,7 +465,13 @@ class Worker(AsyncBlock):
         if self.options.metrics_port is not None:
             self.metrics.work(partial(self._measured, asyncio.get_running_loop()))
             host = self.options.metrics_host
-            self.metrics_port, stop = self.metrics.serve(host, self.options.metrics_port, self._is_alive)
+            try:
+                self.metrics_port, stop = self.metrics.serve(host, self.options.metrics_port, self._is_alive)
+            except OSError as error:
+                raise InvalidOptions(
+                    f"metrics_port={self.options.metrics_port}, metrics_host={host}: {error.strerror}: give another"
+                    " --metrics-port (AFFINITY_METRICS_PORT) or --metrics-host"
+                ) from error
             stack.callback(stop)
             logger.info("worker %s: metrics on %s, port %d", self.identity.worker_id, host, self.metrics_port)
 

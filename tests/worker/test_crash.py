@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+from affinity.cli.help import STUCK
 from affinity.client import Client
 from affinity.errors import ActivityPoisoned, OrchestrationFailed, OrchestrationPoisoned
 from tests.support.activity_calls import ActivityCalls, open_calls
@@ -339,7 +340,7 @@ async def test_code_that_ignores_its_cancellation_does_not_keep_the_process(
     await client.start("held_once", activity, instance_id="stuck")
     await (await calls.next()).answer()
     first.send(signal.SIGTERM)
-    assert first.wait() == 1
+    assert first.wait() == STUCK
     assert activity in first.wait_log("do not end")
 
 
