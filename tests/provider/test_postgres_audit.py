@@ -33,8 +33,9 @@ pytestmark = pytest.mark.anyio
 
 ROWS: Final[LiteralString] = """
 INSERT INTO audit (at, stated_user, source, role, action, kind, target, outcome, succeeded, details)
-SELECT clock() - n * '1 s'::interval, CASE WHEN n % 2000 = 0 THEN 'ann' ELSE 'bob' END, 'console', 'r',
-    CASE WHEN n % 2000 = 1 THEN 'reset' ELSE 'cancel' END, 'instance', 'i' || n, 'done', true, '{}'
+SELECT clock() - n * '1 s'::interval, CASE WHEN n % 2000 = 0 THEN 'ann' ELSE 'bob' END,
+    CASE WHEN n % 2000 = 2 THEN 'command' ELSE 'console' END, 'r',
+    CASE WHEN n % 2000 = 1 THEN 'reset' ELSE 'cancel' END, 'instance', 'i' || n, 'done', n % 2000 <> 3, '{}'
 FROM generate_series(1, 20000) n"""
 
 
@@ -137,6 +138,7 @@ async def test_a_page_reads_what_it_shows(
     admin.execute(ROWS)
     now = datetime.now(UTC)
     pages = [{"user": "ann"}, {"action": "reset"}, {"target": "i7"}, {"until": now}, {"after": (now, 5)}, {}]
+    pages += [{"source": "command"}, {"succeeded": False}]
     for prepare in ("SELECT 1", "VACUUM ANALYZE audit"):
         admin.execute(prepare)
         async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:

@@ -17,6 +17,8 @@ CREATE TABLE audit (
 CREATE INDEX audit_user ON audit (stated_user, at, entry_id);
 CREATE INDEX audit_action ON audit (action, at, entry_id);
 CREATE INDEX audit_target ON audit (target, at, entry_id);
+CREATE INDEX audit_source ON audit (source, at, entry_id);
+CREATE INDEX audit_refused ON audit (at, entry_id) WHERE NOT succeeded;
 
 -- Writes entries, in the transaction of what they are about. With the owner's rights; the role is the caller's: the one that
 -- has logged in, and the one that it has set.

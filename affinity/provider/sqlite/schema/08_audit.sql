@@ -17,3 +17,5 @@ CREATE INDEX audit_at ON audit (at, entry_id);
 CREATE INDEX audit_user ON audit (stated_user, at, entry_id);
 CREATE INDEX audit_action ON audit (action, at, entry_id);
 CREATE INDEX audit_target ON audit (target, at, entry_id);
+CREATE INDEX audit_source ON audit (source, at, entry_id);
+CREATE INDEX audit_succeeded ON audit (succeeded, at, entry_id);
