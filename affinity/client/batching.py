@@ -58,7 +58,7 @@ class Batcher(Generic[Request, Result]):
             WrongEventLoop: the caller does not run on its loop.
         """
         check_loop(self._loop, "client")
-        if ACTING.get() is not None and not self._closed:
+        if ACTING.get() and not self._closed:
             return self._loop.create_task(self._call_alone(request))
         result: asyncio.Future[Result] = self._loop.create_future()
         if self._closed:

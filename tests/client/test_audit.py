@@ -109,7 +109,7 @@ async def test_the_actions_have_their_names(client: Client) -> None:
         ("delete", "session", "r", "done", True),
         ("delete", "session", "child", "done", True),
         ("delete", "instance", "j", "deleted", True),
-        ("prune", "conversation", "", "unchanged", False),
+        ("prune", "conversation", "", "removed 0", False),
         ("delete", "conversation", "talk", "deleted", True),
         ("delete", "conversation", "talk", "done", True),
     ]
