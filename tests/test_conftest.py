@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,33 +116,62 @@ def test_slow_tests_are_left_out_of_the_whole_suite_only(given: dict[str, Any], 
 class Collected(SimpleNamespace):
     """As much of an item as the hook asks."""
 
+    name: str
+    patterns: Sequence[str]
+    found: list[tuple[str, str]]
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        """Keep it."""
+        self.found.append((self.name, mark.name))
+
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        """Those that name its cases."""
+        assert name == "nightly_cases"
+        return (pytest.mark.nightly_cases(pattern).mark for pattern in self.patterns)
+
     def get_closest_marker(self, _: str) -> None:
         """It has none."""
 
 
-@pytest.mark.parametrize(
-    ("path", "marks"),
-    [("tests/worker/test_a.py", ["slow", "repeats"]), ("tests/worker/test_faults.py", []), ("tests/provider/b.py", [])],
-)
-def test_what_the_older_postgresql_repeats_is_left_out(path: str, marks: list[str]) -> None:
-    """Where the version makes no difference, and the newer one is there."""
+def nightly(path: str, patterns: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """The marks that the hook adds to four cases of a file, with their names."""
     found: list[tuple[str, str]] = []
     items: Any = [
-        Collected(
-            nodeid=f"{path}::{name}",
-            path=Path(path),
-            add_marker=lambda mark, name=name: found.append((name, mark.name)),
-        )
+        Collected(nodeid=f"{path}::{name}", path=Path(path), name=name, patterns=patterns, found=found)
         for name in ("both[old-x]", "both[new-x]", "alone[old]", "neither")
     ]
     pytest_collection_modifyitems(items)
-    assert found == [("both[old-x]", mark) for mark in marks]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "marks"),
+    [("tests/worker/test_a.py", ["slow", "nightly"]), ("tests/worker/test_faults.py", []), ("tests/provider/b.py", [])],
+)
+def test_what_the_older_postgresql_repeats_is_nightly(path: str, marks: list[str]) -> None:
+    """Where the version makes no difference, and the newer one is there."""
+    assert nightly(path) == [("both[old-x]", mark) for mark in marks]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["new"], ["both[new-x]"]),
+        (["new|alone"], ["both[new-x]", "alone[old]"]),
+        (["^neither$", r"\[old"], ["both[old-x]", "alone[old]", "neither"]),
+        (["absent"], []),
+    ],
+)
+def test_cases_that_their_test_names_are_nightly(patterns: list[str], names: list[str]) -> None:
+    """By regular expressions, whatever the file."""
+    assert nightly("tests/provider/b.py", patterns) == [(name, mark) for name in names for mark in ("slow", "nightly")]
 
 
 def test_ci_runs_the_slow_tests() -> None:
-    """After README's command, which leaves them out."""
-    command = (ROOT / ".ci" / "run").read_text()
-    assert command.index('"$test_command"') < command.index("-m pytest -m 'slow and not repeats'")
+    """After README's command, which leaves them out: all but the nightly ones, which marks at the tests name."""
+    lines = [line.split(" || ")[0].strip() for line in (ROOT / ".ci" / "run").read_text().splitlines()]
+    readme = next(place for place, line in enumerate(lines) if '"$test_command"' in line)
+    assert ".venv/bin/python -m pytest -m 'slow and not nightly'" in lines[readme:]
 
 
 def test_the_files_that_ci_names_exist() -> None:

@@ -33,6 +33,7 @@ from affinity.errors import (
     WakeFailed,
     WorkerFenced,
 )
+from affinity.retention import SessionRetention
 from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
@@ -76,14 +77,18 @@ def test_every_command_has_help_and_the_common_options(name: str) -> None:
 
 
 def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
-    """Help and documentation come from one description, which no option lacks."""
+    """Help and documentation come from one description, which no option lacks. The retention of sessions, which another
+    model shares, is at the end.
+    """
     flags = {param.name: param.opts for param in worker.params}
     text = " ".join(succeed("worker", "--help").split())
     for option in describe_options():
         assert flags[option.name] == [option.flag]
         assert len(option.description) > len(option.name)
         assert f"[default: {option.default}]" in text
-    assert [option.name for option in describe_options()] == list(RuntimeOptions.model_fields)
+    shared = [*SessionRetention.model_fields]
+    own = [name for name in RuntimeOptions.model_fields if name not in shared]
+    assert [option.name for option in describe_options()] == own + shared
 
 
 def test_no_command_and_unknown_ones() -> None:

@@ -59,7 +59,7 @@ async def test_a_text_is_one_of_several(sqlite_url: str, listing: str, where: di
         ("instances", {"status": 3}, "must be a text, or several"),
         ("instances", {"status": [3]}, "status = 3"),
         ("instances", {"status": b"failed"}, "must be a text, or several"),
-        ("instances", {"nmae": "x"}, "there is no condition 'nmae': did you mean 'name'?"),
+        ("instances", {"nmae": "x"}, "there is no condition 'nmae', did you mean 'name'? There are status, name"),
         ("instances", {"id_prefix": "x"}, "did you mean 'prefix'?"),
         ("instances", {"nonsense": 1}, "There are status, name, prefix"),
         ("conversations", {"status": "asleep"}, "status = 'asleep': must be one of"),

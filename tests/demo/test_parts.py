@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import cast
 
-import click
 import pytest
 from rich.console import Console
 
@@ -35,6 +34,7 @@ from affinity.demo.run import (
     schedule,
     sum_of_workers,
 )
+from affinity.errors import InvalidOptions
 from affinity.provider.contract import SessionMove
 from affinity.records import SessionFilter
 
@@ -60,7 +60,7 @@ def test_all_of_the_data_set_can_be_had() -> None:
 
 def test_a_data_set_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "chitchat_dataset", None)
-    with pytest.raises(click.ClickException, match=r"pip install 'affinity-workflows\[demo\]'"):
+    with pytest.raises(InvalidOptions, match=r"pip install 'affinity-workflows\[demo\]'"):
         load_conversations(1, seed=0)
 
 

@@ -81,9 +81,9 @@ SHOW: Final = """
 import asyncio
 step, walk = app.activities["step"].function, app.orchestrations["walk@1.0.0"].function
 assert app.find_orchestration("walk").function is walk
-print(await step(None), await walk(None), await chats.handler()(None, None))
+print(await step(None), await walk(None), await chats._get_handler()(None, None))
 print(app.schedules["nightly"].timing, len(app.session_listeners), len(app.resources), app.resources[0] is rooms)
-print(await app.session_listeners[0].handler()(None, None))
+print(await app.session_listeners[0]._get_handler()(None, None))
 app.check()
 """
 OTHERS: Final = """
