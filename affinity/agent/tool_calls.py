@@ -13,6 +13,7 @@ from pydantic import BaseModel, JsonValue
 from affinity.agent.formats import call_id
 from affinity.agent.tools import Tool, ToolContext, ToolErrorKind, checked_arguments, error_value, in_chains
 from affinity.agent.transcript import LoopTranscript, OpenCall, open_calls
+from affinity.conversation.endings import RunningCode
 from affinity.conversation.events import (
     ConfirmationAnswer,
     CustomToolUse,
@@ -163,7 +164,8 @@ class ToolCalls:
 
         async def run(chain: Sequence[int]) -> None:
             for each in chain:
-                self._append_result(ready[each].call, await self._result(ready[each]))
+                with self._section.running_code() as code:
+                    self._append_result(ready[each].call, await self._result(ready[each], code))
                 await self._section.commit()
 
         try:
@@ -174,7 +176,7 @@ class ToolCalls:
             conflicts = [each for each in group.exceptions if isinstance(each, SessionWriteConflict)]
             raise (conflicts or group.exceptions)[0] from group
 
-    async def _result(self, ready: _Ready) -> ToolResult:
+    async def _result(self, ready: _Ready, code: RunningCode) -> ToolResult:
         """The result of one call; an exception of the tool is one, and fails its span."""
         call = ready.call
         if ready.once is not None and not await self._wake.begin_once(ready.once):
@@ -184,7 +186,9 @@ class ToolCalls:
             with self._wake.span(call.tool), shown:
                 about = {"gen_ai.tool.name": call.tool, "gen_ai.tool.call.id": call.tool_use_id}
                 annotate({"gen_ai.operation.name": "execute_tool", **about})
-                result = await self._tools[call.tool].run(ready.arguments, self._context(ready))
+                known = self._tools[call.tool]
+                assert known.function is not None
+                result = await known.call(code.watch(known.function), ready.arguments, self._context(ready))
             return ToolResult(call.tool_use_id, result, call_key=call.call_key)
         except Exception as error:
             return _exception(call, error)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ import anyio
 from pydantic_core import from_json, to_json
 
 from affinity.conversation import step_errors
+from affinity.conversation.endings import RunningCode
 from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.kept_state import KeptState, is_kept
 from affinity.conversation.known_wakes import given_work
@@ -136,16 +138,20 @@ class WakeSteps:
                 return codec.decode(found.result)
             if begun is not None:
                 await self._write(begun, arguments)
-            before = self.kept.digest()
+            before, code = self.kept.digest(), self._parts.endings.begin()
             try:
-                value = await self._attempt(function, args, retry or ONCE, seconds, row)
+                call = partial(call_any, code.watch(function), *args, limit=seconds)
+                value = await self._attempt(code, call, retry or ONCE, row)
                 await self._add_done(Step(self._parts.wake_id, row, arguments, result := codec.encode(value)), before)
             except Exception as error:
                 if begun is not None:  # its outcome is known
                     failed = Step(self._parts.wake_id, begun, arguments, step_errors.to_row(error))
                     await self._add_done(failed, before)
+                    code.settle()
                     await self._commit_steps()
                 raise
+            finally:
+                code.settle()
             await self._commit_steps()
             return codec.decode(result)
         finally:
@@ -202,13 +208,13 @@ class WakeSteps:
         return None
 
     async def _attempt(
-        self, function: Callable[..., Any], args: Sequence[Any], policy: RetryPolicy, seconds: float | None, row: str
+        self, code: RunningCode, call: Callable[[], Awaitable[Any]], policy: RetryPolicy, row: str
     ) -> Any:
-        """What the function returns, in as many attempts as the policy allows."""
+        """What the call returns, in as many attempts as the policy allows."""
         begun, failures = anyio.current_time(), 0
         while True:
             try:
-                return await call_any(function, *args, limit=seconds)
+                return await call()
             except Exception as error:
                 failures += 1
                 pause = policy.delay(failures, row)
@@ -216,6 +222,7 @@ class WakeSteps:
                     raise
                 text = "step %s failed and is retried in %.1f s (attempt %d): %s: %s"
                 logger.warning(text, row, pause, failures, *describe_error(error))
+                code.begin_again()
                 await anyio.sleep(pause)
 
     # -- committing
@@ -246,6 +253,7 @@ class WakeSteps:
 
     async def _commit_steps(self) -> None:
         async with self._parts.committing:
+            await self._parts.endings.settle()
             self._writing.check_known()  # another task may have taken the steps, and lost them
             if self._writing.steps:
                 await self._commit(None, self._writing.take_steps())
@@ -262,6 +270,7 @@ class WakeSteps:
             writing.steps += await self.kept.commit_rows()
         if writing.has_entries:
             await self._parts.stream.settle()
+        await self._parts.endings.settle()
         taken: list[JournalWrite] = []
 
         async def commit(state: StateWrite | None) -> None:
@@ -294,6 +303,7 @@ class WakeSteps:
 
         async def commit(state: StateWrite | None) -> None:
             nonlocal digest
+            await self._parts.endings.settle()
             dumped, taken = snapshots.dump(), [self._take_part()]
             with self._losing(taken):
                 row, digest = await self.kept.section_row(key, dumped, known)

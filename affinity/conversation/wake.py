@@ -356,7 +356,7 @@ class Wake(CommonCalls[None], RunCalls):
             self._require_running()
             await commit()
 
-        return Section(commit_here, self._read_committed())
+        return Section(commit_here, self._read_committed(), self._parts.endings)
 
     @overload
     async def step(

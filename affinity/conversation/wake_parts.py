@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import ConversationKind
@@ -70,6 +71,8 @@ class WakeParts:
     finish: Finish = field(default_factory=Finish)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a part is committed: the worker refuses a second one at the same time."""
+    endings: Endings = field(default_factory=Endings)
+    """The code of steps and tools that has ended, and whose results are not added yet."""
     opening: OpenSession[Any] | None = None
     """The open state, while the handler runs."""
     is_truncated: bool = False

@@ -30,6 +30,7 @@ from affinity.conversation import (
     UserMessage,
     Wake,
 )
+from affinity.conversation.endings import Endings, RunningCode
 from affinity.conversation.events import EventTypes
 from affinity.errors import InvalidInput, InvalidOptions
 from affinity.limits import MAX_EVENT_BYTES
@@ -62,6 +63,10 @@ class FakeWake:
 
     def section(self, name: str) -> FakeWake:
         return self
+
+    @contextmanager
+    def running_code(self) -> Iterator[RunningCode]:
+        yield Endings().begin()
 
     async def commit(self) -> None:
         self.commits.append(len(self.appended))

@@ -324,6 +324,65 @@ async def test_each_change_counts_once(body: Body, server: str | None) -> None:
                     assert await play(name) == expected, name
 
 
+async def two_steps(wake: Wake, early: Callable[[], Awaitable[None]], late: Callable[[], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wake.step, "early", early)
+        tasks.start_soon(wake.step, "late", late)
+
+
+async def two_tools(wake: Wake, early: Callable[[], Awaitable[None]], late: Callable[[], Awaitable[None]]) -> None:
+    async def model(request: ModelRequest) -> ModelReply:
+        calls = [ToolCall(name, name, {}) for name in ("early", "late")]
+        is_done = any(isinstance(event, ToolResult) for event in request.events)
+        return ModelReply(content="done") if is_done else ModelReply(calls=calls)
+
+    await run_loop(wake, model=model, tools=[tool(name="early")(early), tool(name="late")(late)])
+
+
+@pytest.mark.parametrize(("run", "parts"), [(two_steps, 1), (two_tools, 2)])  # one of these has the model's answer
+@pytest.mark.parametrize("turns", range(4, 10))
+async def test_a_commit_has_the_result_of_code_whose_changes_it_has(
+    turns: int, run: Any, parts: int, server: str | None
+) -> None:
+    """One ends some turns of the event loop before or behind the other, and the process ends after so many parts."""
+    carts = affinity.Conversations(Cart, kind="carts")
+
+    @carts.on_wake(retry=RETRY)
+    async def respond(wake: Wake, cart: Cart) -> None:
+        async def early() -> None:
+            for _ in range(turns):
+                await anyio.sleep(0)
+            cart.steps += 1
+
+        async def late() -> None:
+            for _ in range(6):
+                await anyio.sleep(0)
+            cart.tools += 1
+
+        if wake.attempt == 1:
+            commit, commits = wake.context._commit_part, 0
+            assert commit is not None
+
+            async def commit_once(*arguments: Any) -> None:
+                nonlocal commits
+                commits += 1
+                if commits > parts:
+                    raise lost(wake)
+                await commit(*arguments)
+
+            object.__setattr__(wake.context, "_commit_part", commit_once)
+        await run(wake, early, late)
+        if wake.attempt == 1:
+            raise lost(wake)
+
+    app = affinity.App("carts")
+    app.include(carts)
+    async with Env(app, url=server) as env:
+        talk = env.client.conversation(carts, "c")
+        await talk.ask(UserMessage("hi"))
+        assert await state_of(env, talk) == Cart(steps=1, tools=1)
+
+
 # -- wakes that end without success, and forks
 
 

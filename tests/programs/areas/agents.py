@@ -248,14 +248,7 @@ def _check(
     effects = Counter(paid)
     # If the last wake has failed, the state gets what it has committed when its inputs are set aside.
     assert has_failed or done <= effects, f"{name} has the effects {paid}, and the results {done}"
-    twice = [label for label in effects - done if not (sent.has_faults and _has_others(label, sent))]
-    assert not twice, f"{name} has the effects {paid}, and the results {done}"
-
-
-def _has_others(label: str, sent: Sent) -> bool:
-    """Whether other calls run beside it: their commits may have its effect before its result, which a crash repeats."""
-    calls = label.rpartition(".")[0]
-    return len([each for each in sent.labels if each.rpartition(".")[0] == calls]) > 1
+    assert not effects - done, f"{name} has the effects {paid}, and the results {done}"
 
 
 def _judge(name: str, use: ToolUse, result: ToolResult, sent: Sent) -> str | None:
