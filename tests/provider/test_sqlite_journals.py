@@ -34,8 +34,8 @@ CROWD: Final = (
     "INSERT INTO journal_entries (journal_id, seq, kind, wake_id, is_input, recorded_at, payload)"
     " SELECT j.journal_id, j.last_seq + i, 'agent.message', 'w' || i / 4, 0, 0, '1' FROM journals AS j, numbers",
     "UPDATE journals SET last_seq = last_seq + (SELECT count(*) FROM numbers)",
-    "INSERT INTO journals (journal_id, session_id, kind, parent, last_seq, created_at, updated_at)"
-    " SELECT i, 'other' || i, 'chat', 'p', 1, 0, 0 FROM numbers",
+    "INSERT INTO journals (journal_id, session_id, kind, parent, last_seq, oldest_at, created_at, updated_at)"
+    " SELECT i, 'other' || i, 'chat', 'p', 1, 0, 0, 0 FROM numbers",
     "INSERT INTO journal_entries (journal_id, seq, kind, event_id, is_input, recorded_at, payload)"
     " SELECT i, 1, 'user.message', 'e', 1, 0, '1' FROM numbers",
     "INSERT INTO journal_requests (journal_id, request_id, kind, wake_id, seq, created_at, payload)"

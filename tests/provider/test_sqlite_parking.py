@@ -27,8 +27,8 @@ pytestmark = pytest.mark.anyio
 CROWD: Final = (
     "INSERT INTO instances (instance_id, generation, name, created_at, updated_at)"
     " SELECT 'z' || i, '1', 'flow', 0, 0 FROM numbers",
-    "INSERT INTO journals (journal_id, session_id, kind, last_seq, processed, created_at, updated_at)"
-    " SELECT i, 'z' || i, 'chat', 1, 1, 0, 0 FROM numbers",
+    "INSERT INTO journals (journal_id, session_id, kind, last_seq, processed, oldest_at, created_at, updated_at)"
+    " SELECT i, 'z' || i, 'chat', 1, 1, 0, 0, 0 FROM numbers",
     "INSERT INTO journal_entries (journal_id, seq, kind, is_input, recorded_at, payload)"
     " SELECT i, 1, 'user.message', 1, 0, '1' FROM numbers",
     "INSERT INTO journal_entries (journal_id, seq, kind, is_input, recorded_at, payload)"

@@ -93,7 +93,8 @@ async def test_a_client_repeats_only_what_has_a_key(postgres_migrated: str, only
                 network.lose(only_replies=only_replies)
 
             def send(text: str, key: str | None = None) -> Awaitable[None]:
-                return client.raise_event("o", "unknown", text, idempotency_key=key)
+                """Forced: the reads that check an event would meet the dead connection, and not the call."""
+                return client.raise_event("o", "unknown", text, idempotency_key=key, force=True)
 
             with anyio.fail_after(2 * BOUND):
                 await dead(client.start(oracle, 0, instance_id="other"))

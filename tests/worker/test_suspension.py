@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from affinity import App, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client import Client, Instance
-from affinity.errors import InstanceNotSuspended, UnknownInstance
+from affinity.errors import InstanceNotSuspended, NotSerializable, UnknownInstance
 from affinity.orchestration import engine
 from affinity.provider.postgres.driver.target import Target
 from tests.support.waiting import started, until
@@ -256,7 +256,9 @@ async def test_an_event_that_does_not_fit_its_wait_does_no_harm(kept_url: str, c
     async with Worker(one, kept_url, V1):
         await client.start("chats", 3, instance_id="chat")
         await client.raise_event("chat", "message", {"text": "a"})
-        await client.raise_event("chat", "message", {"x": 1})
+        with pytest.raises(NotSerializable, match="No live worker takes it"):
+            await client.raise_event("chat", "message", {"x": 1})
+        await client.raise_event("chat", "message", {"x": 1}, force=True)
         await client.raise_event("chat", "message", {"text": "b"})
 
         async def look() -> bool:

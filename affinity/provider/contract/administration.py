@@ -74,8 +74,9 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
         A child goes with its parent, never before it. A tree stays while a member of it has not ended for that long.
         Rows that another transaction is changing are passed over. A step reads `limits.PRUNE_WINDOW` ended instances
-        that ended after ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one tree. With
-        ``dry_run`` it removes nothing, and returns what it would remove.
+        that ended after ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one tree. The
+        step may end after `limits.PRUNE_STEP_SECONDS`. With ``dry_run`` it removes nothing, and returns what it would
+        remove.
         """
         ...
 
@@ -83,9 +84,9 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """One step of removing histories of former executions, and old keys of messages with their replies.
 
         An execution is a former one if ``continue_as_new``, a reset or a restart ended it more than ``older_than``
-        seconds ago. A step removes at most `limits.PRUNE_EVENTS` events, the latest of a history first. A key is old if
-        its message was sent, or answered, so long ago. With ``dry_run`` it removes nothing, and counts all of the
-        histories.
+        seconds ago. A step removes at most `limits.PRUNE_EVENTS` events, the latest of a history first, and may end
+        after `limits.PRUNE_STEP_SECONDS`. A key is old if its message was sent, or answered, so long ago. With
+        ``dry_run`` it removes nothing, and counts all of the histories.
         """
         ...
 

@@ -148,10 +148,8 @@ class RetentionRules(Rules):
         for n in range(5):
             await _ended(a, f"i{n}")
         await cluster.advance(DAY)
-        first, second = await concurrently(
-            lambda: a.provider.prune_instances(COMPLETED, 0.0), lambda: b.provider.prune_instances(COMPLETED, 0.0)
-        )
-        assert first.instances + second.instances == 5
+        first, second = await concurrently(lambda: _pruned(a, 0.0), lambda: _pruned(b, 0.0))
+        assert first + second == 5
 
     async def test_the_history_of_a_former_execution_goes(self, cluster: Cluster) -> None:
         """Pruning removes the history of a former execution and keeps the current one's (contract: prune_histories)."""
