@@ -210,6 +210,7 @@ async def test_a_worker_logs_once_that_commits_may_be_lost(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 async def test_every_setting_that_a_user_may_set(postgres_server: PostgresServer, postgres_migrated: str) -> None:
     """One at a time, each with another value, or with its smallest and its largest one: all works."""
