@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -275,7 +275,7 @@ def _no_scopes() -> OrchestrationMisuse:
     )
 
 
-_NO_TASK: Final = _NoTask()
+_NO_TASK: Final[Any] = _NoTask()
 
 
 def call_without_task(function: Callable[P, T], /, *args: P.args, **named: P.kwargs) -> T:
@@ -283,11 +283,11 @@ def call_without_task(function: Callable[P, T], /, *args: P.args, **named: P.kwa
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     if task is not None:
         asyncio._leave_task(loop, task)
-    asyncio._enter_task(loop, cast(Any, _NO_TASK))
+    asyncio._enter_task(loop, _NO_TASK)
     try:
         return function(*args, **named)
     finally:
-        asyncio._leave_task(loop, cast(Any, _NO_TASK))
+        asyncio._leave_task(loop, _NO_TASK)
         if task is not None:
             asyncio._enter_task(loop, task)
 

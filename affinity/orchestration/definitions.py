@@ -47,7 +47,8 @@ class Definition:
         self.function = function
         self.reference: object = function
         """What the decorator has returned: the function as its module sees it."""
-        self._parameter = _input_parameter(self.description, function)
+        self._parameter = parameter = _input_parameter(self.description, function)
+        self._is_untyped = parameter is not None and parameter.annotation is inspect.Parameter.empty
         self._has_result_type = inspect.signature(function).return_annotation is not inspect.Signature.empty
 
     @property
@@ -99,7 +100,7 @@ class Definition:
             value = self._parameter.default
             if value is inspect.Parameter.empty:
                 raise OrchestrationMisuse(f"{self.description} takes an input, but was given none{self._optional}")
-        if self._parameter.annotation is inspect.Parameter.empty:
+        if self._is_untyped:
             _refuse_typed(value, f"input of {self.description}")
         return self.input_codec.encode(value)
 
