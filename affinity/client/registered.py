@@ -22,6 +22,7 @@ from affinity.errors import NotRegistered, NotSerializable, ProviderError
 from affinity.explain.names import ORCHESTRATIONS, described, is_registered
 from affinity.limits import check_id
 from affinity.orchestration.app import version_order
+from affinity.orchestration.schemas import NO_INPUT
 from affinity.orchestration.typed import ExternalEvent, encode_raised, event_name
 from affinity.orchestration.waits import check_event_name
 from affinity.provider.contract import InstanceInfo, Provider, RegisteredCode
@@ -141,8 +142,9 @@ class RegisteredCalls(ClientBase):
         if (problem := _unread(await self._live(FRESH_SECONDS), info, event)) is not None:
             raise NotRegistered(problem)
 
-    async def _check_start(self, name: str, version: str | None, text: str) -> None:
-        """Check a start by name: warn once if no live worker has the name, refuse an input that none takes.
+    async def _check_start(self, name: str, version: str | None, text: str, *, is_given: bool = True) -> None:
+        """Check a start by name: warn once if no live worker has the name, refuse an input that none takes. One that
+        the caller has not given, a due time, is dropped by code that takes no input.
 
         Raises:
             NotSerializable: such an input.
@@ -155,7 +157,7 @@ class RegisteredCalls(ClientBase):
         if problem is not None:
             self._code.warned.add(key)
             logger.warning("%s It is started all the same, and waits for one.", problem)
-        await self._check_value(name, version, f"input of orchestration {name!r}", text, None)
+        await self._check_value(name, version, f"input of orchestration {name!r}", text, None, is_given=is_given)
 
     async def _check_events(self, events: Iterable[ExternalEvent]) -> None:
         """Check events that have no type here, where the code of their instances is known: warn once of a name for
@@ -190,10 +192,12 @@ class RegisteredCalls(ClientBase):
     async def _live(self, most_age: float) -> Sequence[RegisteredCode]:
         return [code for code in await self._code.read(self._provider, most_age) if code.alive]
 
-    async def _check_value(self, name: str, version: str | None, what: str, text: str, event: str | None) -> None:
+    async def _check_value(
+        self, name: str, version: str | None, what: str, text: str, event: str | None, *, is_given: bool = True
+    ) -> None:
         problem = None
         for most_age in _AGES:
-            problem = _misfit(await self._live(most_age), name, version, text, event)
+            problem = _misfit(await self._live(most_age), name, version, text, event, is_given=is_given)
             if problem is None:
                 return
         raise _refusal(what, problem)
@@ -274,13 +278,14 @@ def _interfaces(codes: Iterable[RegisteredCode], name: str, version: str | None)
 
 
 def _misfit(
-    codes: Iterable[RegisteredCode], name: str, version: str | None, text: str, event: str | None
+    codes: Iterable[RegisteredCode], name: str, version: str | None, text: str, event: str | None, *, is_given: bool
 ) -> str | None:
     """What all code of a name refuses in a value; None: some takes it, or some may."""
     problem = None
     for about in _interfaces(codes, name, version):
         schema = about.get("input") if event is None else (about.get("events") or {}).get(event)
-        if schema is None or (event is None and text == "null" and not about.get("required")):
+        is_optional = event is None and not about.get("required")
+        if schema is None or (is_optional and (text == "null" or (schema == NO_INPUT and not is_given))):
             return None
         problem = find_misfit(schema, from_json(text))
         if problem is None:

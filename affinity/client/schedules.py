@@ -148,7 +148,8 @@ class Schedules:
     async def _check_target(self, target: Target, spec: ScheduleSpec) -> None:
         """Check an orchestration that is given by name: see `Client.start`."""
         if isinstance(target, str):
-            await self._client._check_start(target, spec.version, spec.input_at(await self._now()))
+            text = spec.input_at(await self._now())
+            await self._client._check_start(target, spec.version, text, is_given=spec.input is not None)
 
     @overload
     async def update(

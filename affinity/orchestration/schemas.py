@@ -11,7 +11,7 @@ import builtins
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -23,6 +23,9 @@ from affinity.orchestration.typed import Event
 from affinity.user_code import pass_interrupt
 
 JsonSchema: TypeAlias = dict[str, Any]
+
+NO_INPUT: Final[JsonSchema] = {"type": "null"}
+"""The schema of the input of a function that takes none."""
 
 
 class _InputSchema(GenerateJsonSchema):
@@ -79,11 +82,11 @@ def schema_of(declared: Any) -> JsonSchema | None:
 
 
 def interface_of(definition: Definition) -> dict[str, Any]:
-    """What a function takes: ``input``, the schema of its input (``{"type": "null"}``: none), whether one is
+    """What a function takes: ``input``, the schema of its input (`NO_INPUT`: none), whether one is
     ``required``, and ``events``: schemas by the names of all events that it waits for. What is not known is left out.
     """
     codec = definition.input_codec
-    schema = {"type": "null"} if codec is None else schema_of(codec.declared)
+    schema = NO_INPUT if codec is None else schema_of(codec.declared)
     events = awaited_events(definition.function)
     about: dict[str, Any] = {} if schema is None else {"input": schema, "required": definition.requires_input}
     return about | ({} if events is None else {"events": schemas_of(events)})

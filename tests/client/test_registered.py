@@ -44,6 +44,10 @@ async def helped(ctx: OrchestrationContext) -> None:
     await review(ctx, Order(items=[]))
 
 
+@app.orchestration
+async def nothing(ctx: OrchestrationContext, order: None) -> None: ...
+
+
 @app.orchestration(name="ship", version="1.0.0")
 async def ship(ctx: OrchestrationContext, number: str) -> None: ...
 
@@ -172,6 +176,41 @@ async def test_an_input_that_no_live_worker_takes_is_refused(
         assert not [one async for one in client.list_instances()]
     await client.start_many([start], force=problem is not None)
     assert [one async for one in client.list_instances()]
+
+
+SCHEDULED: list[tuple[str, dict[str, Any], str | None]] = [
+    ("helped", {}, None),
+    ("helped", {"input": None}, None),
+    ("helped", {"input": "x"}, "'x' is not of type 'null'"),
+    ("helped", {"due_as": "day"}, "'null'"),
+    ("nothing", {}, "'null'"),
+    ("nothing", {"input": None}, None),
+    ("ship", {"version": "1.0.0"}, None),
+    ("ship", {}, "'integer'"),
+    ("ship", {"input": 7}, None),
+    ("review", {}, "'object'"),
+    ("review", {"input": {"items": []}}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "problem"), SCHEDULED)
+async def test_the_input_of_a_tick_is_checked_as_its_instance_reads_it(
+    client: Client, provider: Provider, name: str, options: dict[str, Any], problem: str | None
+) -> None:
+    """Without an input it is the due time, which an orchestration that takes none does not read."""
+    await stand_by(provider, "a", app)
+    await client.schedules.create("before", "other", every=60)
+    calls: list[Call] = [
+        lambda client: client.schedules.create("nightly", name, every=60, **options),
+        lambda client: client.schedules.update("before", name, **options),
+    ]
+    for call in calls:
+        if problem is None:
+            await call(client)
+        else:
+            with pytest.raises(NotSerializable) as raised:
+                await call(client)
+            assert problem in str(raised.value)
 
 
 @pytest.mark.usefixtures("fresh")
