@@ -87,7 +87,7 @@ async def test_a_handler_that_asks_its_own_conversation_in_vain_is_found(monkeyp
         pass
 
     monkeypatch.setattr(ConversationHandle, "_check_not_blocked", allow)
-    with pytest.raises(AssertionError, match="has asked itself: WaitTimeout"):
+    with pytest.raises(AssertionError, match="was refused, and is entry"):
         await run(program)
 
 

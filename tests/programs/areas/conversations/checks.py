@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from affinity.client import ConversationInfo
 from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
-from affinity.errors import EventIdConflict, WakeFailed
+from affinity.errors import EventIdConflict, WakeFailed, WakeMisuse
 from affinity.limits import MAX_PAGE
 from tests.programs.areas.conversations.clients import REMOVING, Act, Feed, Played, about, act_of
 from tests.programs.areas.conversations.handler import CHILD, NAME, make, talk_id
@@ -253,7 +253,9 @@ class Checks:
         return journal if journal and number and number.journal_id == journal.page.journal_id else None
 
     def _sent(self, act: Act) -> None:
-        """Each accepted event is in the journal, once."""
+        """Each accepted event is in the journal, once. One of a handler for its own conversation is refused before
+        it is sent.
+        """
         first = act.repeats
         if first is not None and first.seq is not None and first.seq.journal and not self.has_pruned:
             if isinstance(act.error, EventIdConflict):
@@ -261,6 +263,9 @@ class Checks:
             elif act.seq is not None and act.seq.journal == first.seq.journal:
                 assert act.op.do == "repeat", f"{_shown(act)} was accepted"
                 assert act.seq == first.seq, f"{_shown(act)} is entry {act.seq}, not {first.seq}"
+        if isinstance(act.error, WakeMisuse) and act.seq is None and act.name in self.journals:
+            sent = [each.seq for each in self.journals[act.name].entries if each.event_id == act.event_id]
+            assert not sent, f"{_shown(act)} was refused, and is entry {sent}"
         journal = self._here(act)
         if journal is None or act.seq is None or act.seq < journal.page.first_seq:
             return
