@@ -255,6 +255,7 @@ def test_the_contract(
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False, seed=seed)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("verb", ["save", "delete"])
 def test_a_script_that_writes_during_a_first_claim(look: Look, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
