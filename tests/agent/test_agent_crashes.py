@@ -17,8 +17,9 @@ from tests.conversation.application import Chat, make
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
-    pytest.mark.parametrize("any_url", ["sqlite", pytest.param("new", marks=pytest.mark.nightly)], indirect=True),
+    pytest.mark.parametrize("any_url", ["sqlite", "new"], indirect=True),
 ]
 
 RETRY = affinity.RetryPolicy(max_attempts=12, initial_interval=1.0)
@@ -212,7 +213,6 @@ async def delegate(env: Env) -> list[str]:
     raise AssertionError("the feed has ended")
 
 
-@pytest.mark.nightly
 async def test_steps_of_three_conversations_that_delegate(url: str | None) -> None:
     chain = Chain()
 
@@ -281,7 +281,6 @@ async def start(env: Env) -> list[JournalEntry]:
     return list(await talk.history())
 
 
-@pytest.mark.nightly
 async def test_what_a_wake_starts_is_started_once_and_ends_once(url: str | None) -> None:
     starter = Starter()
 

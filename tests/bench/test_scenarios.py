@@ -21,11 +21,8 @@ from tests.conftest import Servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-LONG = (
-    "conversation|failover|fleet|order|rebalance|replicas|rollout"
-    "|soak|memory|size|backlog|fanout|restart|idle|schedules"
-)
-"""A pattern of the scenarios that take many seconds even in a quick run."""
+LONG = r"\[(?!turns|latency|limit|sql)"
+"""A pattern of the scenarios that are tried at night: all but a few short ones."""
 
 WITHOUT_BAR = ("memory", "state")
 """The bar of one needs more instances than a quick run has; the other only reports."""

@@ -26,6 +26,7 @@ from affinity.provider.contract import (
 from affinity.provider.postgres import session_store
 from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable
+from tests.conftest import NIGHTLY
 from tests.model.cluster import SimulatedCluster
 from tests.model.conftest import Look
 from tests.model.databases import ModelDatabase
@@ -221,17 +222,17 @@ FAULTS: Final = [
     (ForgetsKeys, 1),
     (TakesAnyAnswer, 1),
     (ForgetsRevisits, 1),
-    pytest.param(KeepsWhatItsTurnCancels, 1, marks=pytest.mark.slow),
-    pytest.param(LosesWhatIsSentToItsChild, 1, marks=pytest.mark.slow),
-    pytest.param(TakesNamesForInstances, 19, marks=pytest.mark.slow),
-    pytest.param(TakesVersionsForRecords, 2, marks=pytest.mark.slow),
-    pytest.param(IgnoresOrder, 2, marks=pytest.mark.slow),
-    pytest.param(ForgetsEventIds, 4, marks=pytest.mark.slow),
-    pytest.param(KeepsWhatAnInputDrops, 6, marks=pytest.mark.slow),
-    pytest.param(StaysOpen, 6, marks=pytest.mark.slow),
-    pytest.param(KeepsRevisitsThatAreDone, 1, marks=pytest.mark.slow),
-    pytest.param(KeepsRequestsThatHaveExpired, 1, marks=pytest.mark.slow),
-    pytest.param(TakesAnyWatermark, 10, marks=pytest.mark.slow),
+    pytest.param(KeepsWhatItsTurnCancels, 1, marks=NIGHTLY),
+    pytest.param(LosesWhatIsSentToItsChild, 1, marks=NIGHTLY),
+    pytest.param(TakesNamesForInstances, 19, marks=NIGHTLY),
+    pytest.param(TakesVersionsForRecords, 2, marks=NIGHTLY),
+    pytest.param(IgnoresOrder, 2, marks=NIGHTLY),
+    pytest.param(ForgetsEventIds, 4, marks=NIGHTLY),
+    pytest.param(KeepsWhatAnInputDrops, 6, marks=NIGHTLY),
+    pytest.param(StaysOpen, 6, marks=NIGHTLY),
+    pytest.param(KeepsRevisitsThatAreDone, 1, marks=NIGHTLY),
+    pytest.param(KeepsRequestsThatHaveExpired, 1, marks=NIGHTLY),
+    pytest.param(TakesAnyWatermark, 10, marks=NIGHTLY),
 ]
 """Each takes seconds: a few are part of each run."""
 
@@ -255,6 +256,8 @@ def test_the_contract(
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False, seed=seed)
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("verb", ["save", "delete"])

@@ -46,5 +46,5 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         suite, slower = "TestPostgres" in item.nodeid, item.path.name in _SLOWER
         if (suite and item.name.startswith(_LONG)) or ((suite or slower) and _OLDER.search(item.name)):
             item.add_marker(pytest.mark.slow)
-            if item.name.startswith(_LONG) and _OLDER.search(item.name):
+            if item.name.startswith(_LONG):
                 item.add_marker(pytest.mark.nightly)

@@ -34,8 +34,8 @@ nothing but a great many items of one worker and one instance, so that it expect
 
 
 def each_crowd(test: F) -> F:
-    """Run a test in each crowd. On the older PostgreSQL those with usual statistics are nightly."""
-    pytest.mark.nightly_cases("old-(mixed|unknown)")(test)
+    """Run a test in each crowd. Those on the older PostgreSQL, and those with usual statistics, are nightly."""
+    pytest.mark.nightly_cases("old-|mixed")(test)
     pytest.mark.parametrize("crowd", CROWDS)(test)
     return test
 

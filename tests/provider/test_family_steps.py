@@ -105,7 +105,7 @@ async def test_a_step_reads_what_it_needs(
 
 
 @pytest.mark.slow
-@pytest.mark.nightly_cases("parent")
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", ["one parent", "tens"])
 async def test_a_large_family_is_pruned(postgres_migrated: str, admin: psycopg.Connection[Any], shape: str) -> None:
     """Of 100,000 records, by the age of its newest; within the time that one statement may take, were it one."""

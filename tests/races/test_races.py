@@ -70,7 +70,7 @@ def where(request: pytest.FixtureRequest, servers: Servers) -> Where:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.nightly_cases(r"\[new-")
+@pytest.mark.nightly_cases(r"\[(new|old)-")
 @pytest.mark.parametrize("area", AREAS, ids=lambda area: area.name)
 async def test_a_sample(area: Area, where: Where) -> None:
     async with Races(area, where) as races:
