@@ -25,8 +25,8 @@ class Section:
 
     @contextmanager
     def running_code(self) -> Iterator[RunningCode]:
-        """Code that may change the state, called by `RunningCode.watch`, and whose result the block appends: a commit
-        of other code that comes between the two waits for the end of the block.
+        """Code that may change the state, called by the ``watch`` of what this yields, and whose result the block
+        appends: a commit of other code that comes between the two waits for the end of the block.
         """
         code = self._endings.begin()
         try:
