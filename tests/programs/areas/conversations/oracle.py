@@ -257,9 +257,10 @@ class Fold:
         set aside.
         """
         entries = [each for each in self.journal.entries if each.seq in letters.inputs]
-        if not any(each.kind == "user.interrupt" for each in entries):
-            several = [*letters.inputs, *letters.revisits]
-            assert len(several) == 1, f"sets aside {several} together"
+        if any(each.kind == "user.interrupt" for each in entries):  # it is read together with what it follows
+            return
+        several = [*letters.inputs, *letters.revisits]
+        assert len(several) == 1, f"sets aside {several} together"
         good = [each.seq for each in entries if isinstance(event := read(each), Script) and not may_fail(event.steps)]
         assert not good, f"sets aside {good}, which no wake fails for"
 
