@@ -96,7 +96,7 @@ async def _ask(request: ModelRequest, attempt: int) -> ModelReply:
     """The answer of a model: the next round of calls, or what it has read."""
     turns: list[tuple[str, Turn]] = []
     for event in request.events:
-        if isinstance(event, UserMessage):
+        if isinstance(event, UserMessage) and event.text.startswith("{"):  # else the notice of one that was set aside
             about = json.loads(event.text)
             turns.append((about["id"], _TURN.validate_python(about["turn"])))
         elif _is_answer(event):
@@ -213,7 +213,8 @@ class Agents(Area[AgentsPart, Sent]):
                 paid = [*agent.paid]
             _check(name, found, paid, seen, has_failed=info.status == "failed")
             set_aside = {each.event_id for each in found if each.seq in await _dead(talk)}
-            wrong = set_aside - seen.bad
+            # An interrupt is set aside with what it follows.
+            wrong = set() if name in seen.interrupted else set_aside - seen.bad
             assert not wrong, f"{name}: {wrong} were set aside, and the model takes them"
 
 
