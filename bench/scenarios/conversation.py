@@ -7,19 +7,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from statistics import median
 
 import anyio
 
 from affinity import AgentMessage, Client, ConversationHandle, JournalEntry, Streamed, UserMessage
-from affinity.client.calls import batches
-from affinity.journal import JournalAppend, NewEntry
 from bench.asks import AskLoop
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Bed, Run
-from bench.systems.ours_app import Emit, talks
+from bench.systems.ours_app import Emit, Lengthen, talks
 from bench.work import Walk, WrongResults
 
 ASKS = Metric(name="asks/s")
@@ -42,6 +39,8 @@ FOLLOWER = "a follower"
 
 WARM_UP = 20
 """Rounds of the loop that do not count."""
+
+ENTRIES_OF_A_WAKE = 500
 
 TOKEN_PAUSE = 0.02
 """Seconds between two tokens of a stream."""
@@ -226,18 +225,10 @@ def _long_journal(run: Run, report: Report) -> None:
 
 
 async def _lengthen(client: Client, *, conversation_id: str, size: int) -> None:
-    """Add notes: entries that no wake processes."""
-    note = NewEntry(kind="user.note", payload='{"kind":"user.note","text":"' + "x" * 100 + '"}')
-    appends = [
-        JournalAppend(
-            session_id=conversation_id, kind=talks.kind, entry=replace(note, event_id=f"note-{n}"), message=None
-        )
-        for n in range(size)
-    ]
-    for batch in batches(appends):
-        for appended in [client.journals.append(each) for each in batch]:
-            if (await appended).outcome != "appended":
-                raise WrongResults(f"a note was not appended: {await appended}")
+    """Add entries, in wakes of at most `ENTRIES_OF_A_WAKE`."""
+    talk = client.conversation(talks, conversation_id)
+    for first in range(0, size, ENTRIES_OF_A_WAKE):
+        await talk.ask(Lengthen(entries=min(ENTRIES_OF_A_WAKE, size - first)), timeout=600)
 
 
 async def _ask_in_turn(client: Client, *, ids: Sequence[str], asks: int) -> dict[str, list[float]]:

@@ -207,6 +207,13 @@ class Emit(JournalEvent):
     kind: Literal["user.emit"] = "user.emit"
 
 
+class Lengthen(JournalEvent):
+    """Requests so many entries."""
+
+    entries: int
+    kind: Literal["user.lengthen"] = "user.lengthen"
+
+
 class DoSteps(JournalEvent):
     """Requests steps, one after the other, which do nothing; the answer is their number, and the seconds of all."""
 
@@ -219,7 +226,7 @@ async def no_work(number: int) -> int:
     return number
 
 
-talks = Conversations[Talker](Talker, kind="talk", events=[Emit, DoSteps], max_sessions=IN_MEMORY)
+talks = Conversations[Talker](Talker, kind="talk", events=[Emit, Lengthen, DoSteps], max_sessions=IN_MEMORY)
 
 
 @talks.on_wake
@@ -231,6 +238,9 @@ async def respond(wake: Wake, talker: Talker) -> None:
                 wake.stream(time.monotonic())
                 await asyncio.sleep(event.pause)  # the cheapest there is: what makes the tokens is not measured
             wake.append(AgentMessage(str(time.monotonic())))
+        elif isinstance(event, Lengthen):
+            for _ in range(event.entries):
+                wake.append(AgentMessage("x" * 100))
         elif isinstance(event, DoSteps):
             began = time.monotonic()
             done = [await wake.step("work", no_work, number) for number in range(event.steps)]
