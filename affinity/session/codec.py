@@ -38,8 +38,9 @@ class StateCodec(Protocol[S]):
     migrated. Bytes that are about to be written are read back first, to refuse a state that could not be loaded.
 
     With ``match(state, raw, read) -> (state, has_changed)`` a codec compares what was read: it raises if something of
-    the state is lost, and returns the state in the form that was read, and whether it had another one. ``may_change``
-    says whether states of different form may have equal bytes.
+    the state is lost, and returns the state in the form that was read, and whether it had another one. With
+    ``is_certain(raw) -> bool`` it says first that this state need not be compared. ``may_change`` says whether states
+    of different form may have equal bytes.
     """
 
     def dump(self, state: S, /) -> bytes:
@@ -108,6 +109,11 @@ class JsonCodec(Generic[S]):
         """Whether some states have a near form only."""
         return self._read_back.is_open
 
+    def is_certain(self, raw: bytes, /) -> bool:
+        """Whether the next state, which was written as these bytes and read from them, need not be compared."""
+        self._matches += 1
+        return not self._is_sample and self._read_back.is_certain(raw, fits=True)
+
     def match(self, state: S, raw: bytes, read: S, /) -> tuple[S, bool]:
         """The state in the form that was read from ``raw``, changed in place as far as possible, and whether it had
         another one.
@@ -117,13 +123,15 @@ class JsonCodec(Generic[S]):
         Raises:
             ValueError: something of the state is not read back; the message has its place.
         """
-        self._matches += 1
-        is_sample = self._matches <= MATCHED or not self._matches % MATCHED_LATER
-        if not is_sample and (self._read_back.is_certain(raw, fits=True) or state == read):
+        if not self._is_sample and state == read:
             return state, False
         if (loss := find_loss(state, read)) is not None:
             raise ValueError(loss)
-        return conform(state, read, thorough=is_sample)
+        return conform(state, read, thorough=self._is_sample)
+
+    @property
+    def _is_sample(self) -> bool:
+        return self._matches <= MATCHED or not self._matches % MATCHED_LATER
 
     def _check_null(self, state: S, raw: bytes) -> None:
         plain = self._plain(state)

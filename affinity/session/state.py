@@ -316,9 +316,8 @@ class StateSchema(Generic[S]):
         given, raw = dumped
         digest = await _off_loop(len(raw), _digest, raw)
         if digest != known or self._may_change(cached):
-            if len(raw) > IN_THREAD_ABOVE and self._dump(cached) != raw:  # another block has changed it meanwhile
-                self._check_readable(cached, raw)
-            elif self._match(cached, given, raw):
+            kept = self._check_readable(cached, raw)
+            if self._is_to_match(cached, raw) and self._match(cached, given, raw, kept):
                 raw = self._dump(cached)
                 digest = await _off_loop(len(raw), _digest, raw)
         cached.encoded_bytes = len(raw)
@@ -438,15 +437,19 @@ class StateSchema(Generic[S]):
             raise _unreadable(cached, as_error(error)) from error
         return kept
 
-    def _match(self, cached: CachedState[S], given: Any, raw: bytes) -> bool:
-        """Refuse a state that no later opening could load, or that it would load as another one. True: the state had
-        another form than the one that is read, which it has now.
-        """
-        kept, match = self._check_readable(cached, raw), getattr(self.codec, "match", None)
-        if match is None:
+    def _is_to_match(self, cached: CachedState[S], raw: bytes) -> bool:
+        """Whether the state is to be compared with what was read from its bytes."""
+        is_certain = getattr(self.codec, "is_certain", None)
+        if not hasattr(self.codec, "match") or (is_certain is not None and is_certain(raw)):
             return False
+        return len(raw) <= IN_THREAD_ABOVE or self._dump(cached) == raw  # else another block has changed it meanwhile
+
+    def _match(self, cached: CachedState[S], given: Any, raw: bytes, kept: Any) -> bool:
+        """Refuse a state that a later opening would load as another one. True: the state had another form than the one
+        that is read, which it has now.
+        """
         try:
-            given, has_changed = match(given, raw, kept)
+            given, has_changed = self.codec.match(given, raw, kept)  # type: ignore[attr-defined]
         except BaseException as error:
             raise _unreadable(cached, as_error(error)) from error
         if self.projection is not None:
