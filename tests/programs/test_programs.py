@@ -199,7 +199,7 @@ async def test_a_wake_that_takes_what_another_one_has_made_is_found(monkeypatch:
 
 async def test_a_good_input_that_a_bad_one_takes_along_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = (("say", 1),), (("fail", FOR_GOOD, False),)
-    sent = [Op("send", steps=steps, ticks=0) for steps in (good, bad) * 4]  # most of them while a bad one is tried again
+    sent = [Op("send", steps=steps, ticks=0) for steps in (good, bad) * 4]  # most while a bad one is retried
     program = _of(*sent, Op("pause", ticks=30), Op("send"))
     await _find(program, monkeypatch, r"sets aside \[.*,.*\] together", Attempt, "_has_several", False)
 
