@@ -1,4 +1,4 @@
-"""The tests that `statements.md` names for each statement of two documents exist."""
+"""The tests that `statements.md` names for each promise of conversations exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.worker_processes import ROOT
 PAGE = ROOT / "tests" / "statements.md"
 
 
-def test_each_statement_has_tests_that_exist() -> None:
+def test_each_promise_has_tests_that_exist() -> None:
     existing = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")

@@ -27,7 +27,7 @@ class Rated(affinity.JournalEvent):
 TYPES = EventTypes([Rated])
 
 
-def test_the_kinds_of_the_document_are_there() -> None:
+def test_built_in_kinds_are_there() -> None:
     kinds = {kind_of(each) for each in BUILT_IN}
     assert kinds >= {
         "user.message",

@@ -1,4 +1,4 @@
-"""Events, ingress, wakes and revisits of agent sessions, which are conversations here; one test for each statement."""
+"""Events, ingress, wakes and revisits of agent sessions, which are conversations here; one test for each promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that change the lineage of conversations: create, fork, detach, merge, compress; one test for each statement.
+"""Calls that change the lineage of conversations: create, fork, detach, merge, compress; one test for each promise.
 
 A *row* is an entry of the journal, a *sandbox* is a `Resource`. More about sandboxes is in test_lineage_resources.py,
 about the loop in test_loop.py.

@@ -1,4 +1,4 @@
-"""Sandboxes of conversations that are forked and merged; one test for each statement. A sandbox is a `Resource`."""
+"""Sandboxes of conversations that are forked and merged; one test for each promise. A sandbox is a `Resource`."""
 
 from __future__ import annotations
 

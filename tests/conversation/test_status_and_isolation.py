@@ -1,6 +1,6 @@
-"""A conversation's parts, its status, storage and isolation, and its children; one test for each statement.
+"""A conversation's parts, its status, storage and isolation, and its children; one test for each promise.
 
-Events, wakes and revisits are in test_events_and_wakes.py, traces and races in test_traces_and_races.py. The statements
+Events, wakes and revisits are in test_events_and_wakes.py, traces and races in test_traces_and_races.py. The names
 speak of agents and sessions: an agent is a kind of conversations, its session a conversation.
 """
 

@@ -1,4 +1,4 @@
-"""Traces of wakes, and races that lose or repeat nothing; one test for each statement."""
+"""Traces of wakes, and races that lose or repeat nothing; one test for each promise."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ is all that a test module needs::
             yield harness
             await harness.aclose()
 
-The tests are grouped by theme, one module each. Every test is named after the rule that it asserts, and says where the
-rule is written: in the contract (`affinity.provider.contract`), or in a section of the design. No test sleeps: time is
+The tests are grouped by theme, one module each. Every test is named after the rule of the contract
+(`affinity.provider.contract`) that it asserts: what the suite does not assert is not promised. No test sleeps: time is
 moved through the harness. A provider that relies on `Provider.sweep` to find stale routes is given
 the sweep wherever real workers would have run it, and nowhere else.
 
