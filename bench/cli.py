@@ -55,7 +55,7 @@ def main(
 ) -> None:
     """Measure this project and its peers.
 
-    Peers that are not installed are left out: pip install -e '.[bench]' brings all of them.
+    Peers that are not installed are left out: `nox -s bench` brings all of them.
     """
     systems = _systems(names)
     with _place(provider, url, postgres) as place:
@@ -86,7 +86,7 @@ def _systems(names: Sequence[str]) -> list[System]:
     there = [one for one in wanted if is_installed(one)]
     for missing in [one for one in wanted if one not in there]:
         if names:
-            raise click.UsageError(f"{missing.name} is not installed: pip install -e '.[bench]'")
+            raise click.UsageError(f"{missing.name} is not installed: `nox -s bench` brings it")
         click.echo(f"{missing.name} is not installed and left out", err=True)
     return there
 

@@ -24,7 +24,10 @@ from tests.provider.harnesses import UNDISTURBED, PostgresHarness, clear
 from tests.provider.sqlite_files import create_file
 from tests.servers import NoPostgres, Offer, PostgresServer, old_and_new
 from tests.servers.programs import memory, share_clusters
+from tests.support import extras
 from tests.support.waiting import run_on_a_thread
+
+TESTS: Final = Path(__file__).resolve().parent
 
 PROCESSES_PER_CORE: Final = 2
 """Half of the time a test waits: for a server, a process or a lease."""
@@ -47,6 +50,9 @@ VERSIONED: Final = {
 
 NIGHTLY: Final = (pytest.mark.slow, pytest.mark.nightly)
 
+ON_POSTGRES: Final = {"old", "new", "postgres", "postgresql"}
+"""Parameters of fixtures."""
+
 
 def pytest_configure() -> None:
     """SQLite files need not survive the machine either: `tmp_path` is in memory, as far as there is room."""
@@ -60,7 +66,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     `addopts`, where `-n` would be an unknown option with `-p no:xdist`.
     """
     option = config.option
-    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    whole = _is_whole(config)
     if whole and not (option.all or option.markexpr):
         option.markexpr = "not slow"
     if not config.pluginmanager.hasplugin("xdist") or hasattr(config, "workerinput") or option.usepdb:
@@ -71,6 +77,18 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.dist = "worksteal"
 
 
+def _is_whole(config: pytest.Config) -> bool:
+    """Return whether all tests are meant: by no argument, or by this folder."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return True
+    return {(config.invocation_params.dir / argument).resolve() for argument in config.args} == {TESTS}
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Files that import what only `test-all` has are skipped where it is not installed."""
+    return extras.Module.from_parent(parent, path=module_path)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes a minute starts before everything else. What the older PostgreSQL repeats of the newer one, where
@@ -78,12 +96,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     names = {item.nodeid for item in items}
     for item in items:
+        if _is_on_postgres(item):
+            item.add_marker(pytest.mark.postgres)
         newer = re.sub(r"\bold\b", "new", item.nodeid)
         if newer != item.nodeid and newer in names and VERSIONED.isdisjoint(item.path.parts):
             _leave_to_the_night(item)
         if any(re.search(each.args[0], item.name) for each in item.iter_markers("nightly_cases")):
             _leave_to_the_night(item)
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def _is_on_postgres(item: pytest.Item) -> bool:
+    """Return whether a parameter is a server, or several databases with a server among them."""
+    given = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    parts = [part for value in given for part in (value if isinstance(value, tuple) else (value,))]
+    return any(isinstance(part, str) and part in ON_POSTGRES for part in parts)
 
 
 def _leave_to_the_night(item: pytest.Item) -> None:
@@ -101,10 +128,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Before xdist starts its processes."""
-    if (
-        session.config.getoption("numprocesses", None)
-        and session.config.args_source is not pytest.Config.ArgsSource.ARGS
-    ):
+    if session.config.getoption("numprocesses", None) and _is_whole(session.config):
         shared_bytecode.share()
         share_clusters()
 

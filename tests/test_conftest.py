@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from tests.conftest import Servers, pytest_cmdline_main, pytest_collection_modifyitems
 from tests.servers.programs import CLUSTERS, LocalServer, programs, share_clusters
 from tests.servers.proxy import proxy
+from tests.support import extras
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -100,17 +100,54 @@ def test_servers_of_a_run_begin_with_copies(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "marks"),
-    [({}, "not slow"), ({"all": True}, ""), ({"markexpr": "slow"}, "slow"), ({"source": "ARGS"}, "")],
+    ("given", "marks", "processes"),
+    [
+        ([], "not slow", True),
+        (["tests"], "not slow", True),
+        ([f"{ROOT}/tests/"], "not slow", True),
+        (["--all"], "", True),
+        (["tests", "--all"], "", True),
+        (["-m", "slow"], "slow", True),
+        (["tests", "-m", "slow"], "slow", True),
+        (["tests/worker"], "", False),
+        (["tests", "tests/worker"], "", False),
+        (["tests/test_conftest.py::test_x"], "", False),
+    ],
 )
-def test_slow_tests_are_left_out_of_the_whole_suite_only(given: dict[str, Any], marks: str) -> None:
-    """Without arguments; `--all`, `-m` and the name of a file include them."""
-    options = {"all": False, "markexpr": "", "numprocesses": 0, "dist": "no", "usepdb": False}
-    source = pytest.Config.ArgsSource[given.pop("source", "TESTPATHS")]
+def test_slow_tests_are_left_out_of_the_whole_suite_only(given: list[str], marks: str, processes: bool) -> None:
+    """Without a path, and with that of all tests; `--all`, `-m` and the name of a part include them."""
+    options = {"all": "--all" in given, "markexpr": "slow" if "-m" in given else ""}
+    paths = [path for path in given if not path.startswith("-") and path != "slow"]
+    source = pytest.Config.ArgsSource.ARGS if paths else pytest.Config.ArgsSource.TESTPATHS
     plugins = SimpleNamespace(hasplugin=lambda _: True)
-    config: Any = SimpleNamespace(option=SimpleNamespace(**options | given), args_source=source, pluginmanager=plugins)
+    option = SimpleNamespace(**options, numprocesses=None, dist="no", usepdb=False)
+    place = SimpleNamespace(dir=ROOT)
+    config: Any = SimpleNamespace(
+        option=option, args=paths or ["tests"], args_source=source, pluginmanager=plugins, invocation_params=place
+    )
     pytest_cmdline_main(config)
-    assert config.option.markexpr == marks
+    assert (option.markexpr, option.numprocesses is not None) == (marks, processes)
+
+
+def test_what_runs_on_a_server_is_marked(request: pytest.FixtureRequest, any_url: str) -> None:
+    """For sessions that leave PostgreSQL out."""
+    assert (request.node.get_closest_marker("postgres") is not None) == any_url.startswith("postgresql:")
+
+
+@pytest.mark.parametrize(("module", "required"), [("trustme", False), ("trustme", True), ("nowhere", False)])
+def test_a_file_is_skipped_where_a_package_of_the_large_extra_is_missing(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, required: bool
+) -> None:
+    """Not where each has to be installed, nor for want of any other module."""
+    skipped = module == "trustme" and not required
+    error: type[BaseException] = pytest.skip.Exception if skipped else pytest.Module.CollectError
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(extras, "REQUIRED", required)
+    file = tmp_path / "test_that_needs_more.py"
+    file.write_text(f"import {module}\n")
+    with pytest.raises(error, match=module):
+        extras.Module.from_parent(request.session, path=file).collect()
 
 
 class Collected(SimpleNamespace):
@@ -165,20 +202,6 @@ def test_what_the_older_postgresql_repeats_is_nightly(path: str, marks: list[str
 def test_cases_that_their_test_names_are_nightly(patterns: list[str], names: list[str]) -> None:
     """By regular expressions, whatever the file."""
     assert nightly("tests/provider/b.py", patterns) == [(name, mark) for name in names for mark in ("slow", "nightly")]
-
-
-def test_ci_runs_the_slow_tests() -> None:
-    """After README's command, which leaves them out: all but the nightly ones, which marks at the tests name."""
-    lines = [line.split(" || ")[0].strip() for line in (ROOT / ".ci" / "run").read_text().splitlines()]
-    readme = next(place for place, line in enumerate(lines) if '"$test_command"' in line)
-    assert ".venv/bin/python -m pytest -m 'slow and not nightly'" in lines[readme:]
-
-
-def test_the_files_that_ci_names_exist() -> None:
-    """Pytest runs nothing where one is missing."""
-    for named in re.findall(r"^ *(tests/.*)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE):
-        for path in subprocess.check_output(["bash", "-c", f"printf '%s\\n' {named}"], text=True).split():
-            assert (ROOT / path).exists(), path
 
 
 def _runs(pid: int) -> bool:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.support.extras import MODULES, REQUIRED
+
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "affinity-workflows"
-EXTRAS = ("demo", "test")
+EXTRAS = ("demo", "test-all")
 PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}
 """Packages that only dependencies need, in versions that depend on theirs."""
 
@@ -25,8 +27,25 @@ def test_everything_that_is_installed_is_pinned() -> None:
     on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
     pinned = floors if on_floors else pins("constraints.txt")
     needed = {name for extra in EXTRAS for name in _needed(Requirement(f"{OURS}[{extra}]"), set())} - {OURS}
-    assert {"psycopg", "pytest", "cryptography"} <= needed
+    assert {"psycopg", "pytest"} <= needed
     assert needed <= pinned.keys()
+
+
+def test_what_groups_install_is_pinned() -> None:
+    """By their own requirements; `nox` and `uv` install them."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"].values()
+    wanted = {canonicalize_name(Requirement(each).name) for group in groups for each in group}
+    assert wanted | {"nox", "uv"} <= pins("constraints.txt").keys()
+
+
+def test_what_is_skipped_without_a_package_needs_one_of_the_large_extra() -> None:
+    """And none of the small one, which has what most tests need."""
+    small, large = (set(_needed(Requirement(f"{OURS}[{extra}]"), set())) for extra in ("test", "test-all"))
+    installed = packages_distributions()
+    missing = {module for module in MODULES if module not in installed}
+    assert not (missing and REQUIRED)
+    for module in MODULES - missing:
+        assert {canonicalize_name(name) for name in installed[module]} & (large - small), module
 
 
 def test_the_floors_of_the_project_are_tested() -> None:
@@ -83,6 +102,12 @@ def floors_of_the_project() -> Mapping[str, str]:
     }
 
 
+def ours(extras: Iterable[str]) -> list[str]:
+    """Requirements of ``pyproject.toml``, which may be younger than the metadata of the installation."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *(text for extra in extras for text in project["optional-dependencies"][extra])]
+
+
 def _needed(wanted: Requirement, seen: set[str]) -> Iterator[str]:
     """The package, and what it requires with these extras."""
     name = canonicalize_name(wanted.name)
@@ -91,7 +116,7 @@ def _needed(wanted: Requirement, seen: set[str]) -> Iterator[str]:
         return
     seen.add(key)
     try:
-        required = requires(name) or []
+        required = ours(wanted.extras) if name == OURS else requires(name) or []
     except PackageNotFoundError:  # for another platform, or another extra of somebody else's
         return
     yield name

@@ -1,7 +1,10 @@
-"""The workflows of the repository: what they run is pinned, and what builds a release has no rights."""
+"""The workflows of the repository and .ci/run: what they run is pinned, what builds a release has no rights, and each
+session of noxfile.py has its place.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -54,3 +57,61 @@ def test_the_hashes_are_of_the_pinned_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
     assert {*project["build-system"]["requires"], *(line for line in constraints if line.startswith("uv=="))} <= pins
+
+
+BY_HAND: Final = {"bench"}
+"""Sessions that no machine runs."""
+
+AT_NIGHT: Final = {"coverage", "nightly"}
+
+
+def test_a_job_runs_each_session() -> None:
+    """With every change, or at night."""
+    matrix = jobs(ROOT / ".github/workflows/ci.yml")["nox"]["strategy"]["matrix"]
+    daily = {*matrix["session"], *(entry["session"] for entry in matrix["include"])}
+    assert daily == sessions() - AT_NIGHT - BY_HAND
+    assert set(jobs(ROOT / ".github/workflows/nightly.yml")["nox"]["strategy"]["matrix"]["session"]) == AT_NIGHT
+
+
+def test_a_job_runs_the_readme_on_each_supported_python() -> None:
+    matrix = jobs(ROOT / ".github/workflows/ci.yml")["nox"]["strategy"]["matrix"]
+    on = [*matrix["python"], *(entry["python"] for entry in matrix["include"] if entry["session"] == "tests")]
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    assert on == [found[1] for line in classifiers if (found := re.search(r":: (3\.\d+)$", line))]
+
+
+def test_ci_runs_each_session_that_is_not_for_the_night() -> None:
+    """With one on the oldest releases, beside those of other Pythons, by their tag."""
+    commands = re.findall(r"\brun -([st]) ([a-z ]+)", (ROOT / ".ci" / "run").read_text())
+    run = {name for option, names in commands if option == "s" for name in names.split()}
+    assert [names.strip() for option, names in commands if option == "t"] == ["others"]
+    assert run | {"floors"} == sessions() - AT_NIGHT - BY_HAND
+
+
+def test_the_files_that_sessions_name_exist() -> None:
+    """Pytest runs nothing where one is missing."""
+    named = [path for part in ("PART", "SMALL_PART") for path in constant(part)]
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def sessions() -> set[str]:
+    """The names of the functions of noxfile.py that are sessions, but for those of other Pythons."""
+    functions = [node for node in noxfile().body if isinstance(node, ast.FunctionDef)]
+    return {each.name for each in functions if any("nox.session" in ast.unparse(by) for by in each.decorator_list)}
+
+
+def constant(name: str) -> list[str]:
+    """A list of noxfile.py."""
+    (found,) = (
+        node.value
+        for node in noxfile().body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and node.value is not None
+    )
+    values: list[str] = eval(ast.unparse(found))  # noqa: S307 -- without installing nox
+    return values
+
+
+def noxfile() -> ast.Module:
+    """The syntax tree, for which nox need not be installed."""
+    return ast.parse((ROOT / "noxfile.py").read_text())

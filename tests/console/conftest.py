@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import httpx2 as httpx
 import pytest
 
 from affinity import Client, RuntimeOptions, SessionMetadata, SessionState, Worker
-from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
 from tests.support.console_app import app, chats, needs, shows, spoils, stays
 from tests.support.waiting import until
 
-Open: TypeAlias = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+if TYPE_CHECKING:  # tests are skipped, and this file is not, where neither is installed
+    import httpx2 as httpx
+
+Open: TypeAlias = "Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]"
 
 TEXT = "plain"
 
@@ -63,6 +64,9 @@ async def client(kept_url: str) -> AsyncIterator[Client]:
 @pytest.fixture
 def open_console(client: Client) -> Open:
     """Opens a console over the client, with these arguments of `create`; by default all may do all."""
+    import httpx2 as httpx
+
+    from affinity.console import ALL, Access, create
 
     @asynccontextmanager
     async def opened(**options: object) -> AsyncIterator[httpx.AsyncClient]:

@@ -32,15 +32,16 @@ from tests.support.worker_processes import PATIENCE, ROOT, Workers, open_workers
 
 T = TypeVar("T")
 
-CHROMIUM: Final = shutil.which("chromium")
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("google-chrome")
 SECOND: Final = 1_000.0
 APP: Final = "tests.support.console_app:app"
 
 pytestmark = [
+    pytest.mark.browser,
     pytest.mark.slow,
     pytest.mark.skipif(
         CHROMIUM is None and os.environ.get("AFFINITY_TESTS_BROWSER") != "required",
-        reason="this machine has no program chromium",
+        reason="this machine has no program chromium, and no google-chrome",
     ),
 ]
 

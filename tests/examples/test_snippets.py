@@ -85,7 +85,7 @@ def test_the_parts_of_a_page_are_a_program(page: Path, tmp_path: Path) -> None:
     run(program, tmp_path)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="the extra `lint` has mypy; .ci/run has both")
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed: nox -s types")
 def test_the_parts_of_the_pages_and_their_programs_have_the_types_that_they_say(tmp_path: Path) -> None:
     for page in WITH_PARTS:
         (tmp_path / f"{page.stem.replace('-', '_')}_parts.py").write_text(program_of(page))
@@ -148,6 +148,8 @@ def check(words: list[str]) -> None:
             assert all((ROOT / word).exists() for word in arguments if "/" in word), words
         case "kubectl" | "docker":  # what they read of this repository
             assert all((ROOT / word).exists() for word in arguments if word.startswith("deploy/")), words
+        case "nox":
+            assert f"\ndef {arguments[1]}(session" in (ROOT / "noxfile.py").read_text(), words
         case "pip" | "uvicorn":
             pass
         case _:

@@ -30,7 +30,7 @@ from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, u
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.driver]
 
 LOOPS: Final = [False, True] if find_spec("uvloop") else [False]
 

