@@ -1,5 +1,5 @@
 """``python -m affinity``: the ``affinity`` command."""
 
-from affinity_workflows import main
+from affinity_workflows.__main__ import main
 
 main()

@@ -13,7 +13,7 @@ import pytest
 from affinity_workflows import check_installation
 from tests.support.worker_processes import ROOT
 
-COMMAND: Final = "from affinity_workflows import main; main()"
+COMMAND: Final = "from affinity_workflows.__main__ import main; main()"
 CONFLICT: Final = "the distribution affinity 0.1.0 is installed beside affinity-workflows"
 
 

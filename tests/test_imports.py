@@ -1,4 +1,4 @@
-"""Modules of `affinity` import each other in one direction: no circle, at import time or for type checking."""
+"""Modules import each other in one direction: no circle at import time, for type checking, or inside functions."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import pytest
 
 ROOT: Final = Path(__file__).parent.parent
 
+PACKAGES: Final = ("affinity", "affinity_workflows")
+"""The roots of the import contract in `pyproject.toml`."""
+
 LATE: Final[Mapping[tuple[str, str], str]] = {}
 """Imports inside functions that close a circle, by importing and imported module, each with its reason."""
 
 
 class Imports(NamedTuple):
-    """The modules of `affinity` that a module imports."""
+    """The modules of the roots that a module imports."""
 
     on_import: frozenset[str]
     for_types: frozenset[str]
     """Under ``if TYPE_CHECKING``."""
     late: frozenset[str]
-    """Inside functions."""
+    """Inside functions, or by ``import_module(f"package.{name}")``."""
 
 
 def modules(root: Path = ROOT) -> dict[str, ast.Module]:
     found = {}
-    for path in sorted((root / "affinity").rglob("*.py")):
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         found[name] = ast.parse(path.read_text())
@@ -53,6 +56,7 @@ def imports_of(tree: ast.AST, known: Mapping[str, ast.Module]) -> Imports:
             walk(child, kind)
 
     walk(tree, "on_import")
+    kinds["late"].update(_imported_by_name(tree, known))
     return Imports(**{kind: frozenset(names) for kind, names in kinds.items()})
 
 
@@ -62,6 +66,19 @@ def _imported(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         assert node.level == 0, "imports are absolute"
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _imported_by_name(tree: ast.AST, known: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Modules with names from a table: the call has the beginning of the name, a text of the module has the rest."""
+    nodes = list(ast.walk(tree))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and "import_module" in ast.dump(node.func)]
+    forms = [call.args[0].values[0] for call in calls if isinstance(call.args[0], ast.JoinedStr)]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for form in forms:
+        assert isinstance(form, ast.Constant)
+        assert isinstance(form.value, str)
+        for text in texts:
+            yield from {f"{form.value}{name}" for name in (text, text.partition(".")[0])} & known.keys()
 
 
 def _module(name: str, known: Mapping[str, ast.Module]) -> str | None:
@@ -149,12 +166,14 @@ if TYPE_CHECKING:
     from affinity.d import Type
 def function():
     import affinity.e
+TABLE = {"command": "f.command"}
+import_module(f"affinity.{name}")
 """
-    known = {f"affinity.{name}": ast.parse("") for name in "abcde"}
+    known = {f"affinity.{name}": ast.parse("") for name in "abcdefg"}
     found = imports_of(ast.parse(text), known)
     assert found.on_import == {"affinity.a", "affinity.b", "affinity.c"}
     assert found.for_types == {"affinity.d"}
-    assert found.late == {"affinity.e"}
+    assert found.late == {"affinity.e", "affinity.f"}
 
 
 def test_a_circle_is_found() -> None:

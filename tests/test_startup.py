@@ -52,12 +52,12 @@ def test_a_name_brings_what_it_needs(names: str, without: set[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_the_help_imports_no_command(arguments: list[str]) -> None:
-    found = imported("from affinity_workflows import main; main()", *arguments)
+    found = imported("from affinity_workflows.__main__ import main; main()", *arguments)
     assert "affinity.cli.main" in found
     assert found & {*HEAVY, "affinity.client", "affinity.cli.shell", "affinity.cli.worker"} == set()
 
 
 @pytest.mark.parametrize("command", ["list", "sessions", "start"])
 def test_a_command_imports_no_worker(command: str) -> None:
-    found = imported("from affinity_workflows import main; main()", command, "--help")
+    found = imported("from affinity_workflows.__main__ import main; main()", command, "--help")
     assert found & {"psycopg", "prometheus_client", "affinity.worker.worker", "affinity.demo"} == set()

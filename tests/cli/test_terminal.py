@@ -235,7 +235,10 @@ UNSHARE: Final = ["unshare", "--pid", "--fork", "--kill-child"]
     reason="needs the right to make a PID namespace",
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("entry", [["-m", "affinity"], ["-c", "import affinity_workflows; affinity_workflows.main()"]])
+@pytest.mark.parametrize(
+    "entry",
+    [["-m", "affinity"], ["-m", "affinity_workflows"], ["-c", "from affinity_workflows.__main__ import main; main()"]],
+)
 def test_a_signal_during_the_imports_of_the_first_process_is_heeded(
     directory: Path, entry: Sequence[str], number: signal.Signals
 ) -> None:

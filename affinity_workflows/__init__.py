@@ -1,7 +1,8 @@
-"""The distribution `affinity-workflows`: its version, the entry of its command, and a check of the environment.
+"""The distribution `affinity-workflows`: its version, and a check of the environment. The command is in `__main__`.
 
-Outside of the package `affinity`, because the distribution `affinity` on PyPI, another project, has a package of that
-name. Installed beside each other, the files of the later one replace files of the earlier one.
+This package is outside of `affinity` because the distribution `affinity` on PyPI, another project, has a package of
+that name. When both are installed, the files of the later one replace files of the earlier one. This module imports
+nothing from `affinity`: `affinity` imports it first.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Final
 VERSION: Final = "0.1.0"
 
 SIGNALLED: Final = 128
-"""Plus the number of a signal: the exit code of a process that it ended, as shells report it."""
+"""The exit code of a process that a signal ended is this plus the signal's number, as shells report it."""
 
 
 def check_installation() -> None:
     """Refuse an environment that has the distribution `affinity`, too.
 
     Raises:
-        ImportError: it has; the message names the remedy.
+        ImportError: both are installed; the message names the remedy.
     """
     if not any(map(_has_metadata, sys.path)):
         return
@@ -43,17 +44,17 @@ def check_installation() -> None:
 
 
 def _has_metadata(directory: str) -> bool:
-    """Whether metadata of a distribution `affinity` is in a directory of the import path."""
+    """Return whether a directory of the import path has metadata of a distribution `affinity`."""
     with suppress(OSError):
         return any(name.lower().startswith("affinity-") for name in os.listdir(directory or "."))
     return False
 
 
 def heed_signals() -> None:
-    """Let SIGTERM and SIGHUP end this process, until a command handles them.
+    """Let SIGTERM and SIGHUP end this process until a command handles them.
 
-    They would anyway, but for the first process of a container, which ignores a signal without a handler: one that
-    comes during the imports would be lost.
+    This is the default for all processes but the first one of a container. The kernel ignores signals to that one
+    unless they have a handler, so a signal during the imports would be lost.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # under `nohup` SIGHUP is ignored
@@ -63,25 +64,13 @@ def heed_signals() -> None:
 def _end_by(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(SIGNALLED + number)  # it is the first process
+    os._exit(SIGNALLED + number)  # the first process of a container is still alive here
 
 
 def _is_command() -> bool:
-    """Whether this is an import by ``python -m affinity``, before any code of the package."""
-    return sys.argv[:1] == ["-m"] and ("-m", "affinity") in pairwise(sys.orig_argv)
-
-
-def main() -> None:
-    """The command ``affinity``."""
-    heed_signals()
-    try:
-        check_installation()
-        from affinity.cli import main as command  # after the check: the package may be the other project's
-    except ImportError as error:
-        sys.exit(f"Error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(SIGNALLED + signal.SIGINT)
-    command()
+    """Return whether ``python -m affinity`` imports this module, before any code of the package."""
+    arguments = pairwise(sys.orig_argv)
+    return sys.argv[:1] == ["-m"] and any(pair in {("-m", "affinity"), ("-m", __name__)} for pair in arguments)
 
 
 if _is_command():
