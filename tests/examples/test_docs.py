@@ -14,6 +14,7 @@ import pytest
 
 import affinity
 from affinity.provider.contract import Provider
+from affinity.provider.statements import load_statements
 from affinity.testing.conformance.providers import ProviderConformance
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,6 +228,39 @@ def test_every_function_of_the_five_minutes_exists() -> None:
             assert defines(ROOT / "affinity" / file, name.split(".")), f"{file}:{name}"
 
 
+def test_every_decider_of_a_claim_exists() -> None:
+    """The page on claims names statements and functions of both providers, and tests of the conformance suite."""
+    page = (ROOT / "docs" / "understand" / "claims.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| [a-z]", line)]
+    assert len(rows) >= 12
+    for name, _, postgres, sqlite, test in rows:
+        for package, cell in (("postgres", postgres), ("sqlite", sqlite)):
+            assert PLACES.findall(cell), name
+            for file, place in PLACES.findall(cell):
+                assert has_place(package, file, place), f"{package}/{file}:{place}"
+        assert hasattr(ProviderConformance, test.strip("`")), test
+    for file, place in PLACES.findall(page):
+        assert has_place("postgres", file, place) or has_place("sqlite", file, place), f"{file}:{place}"
+
+
+PLACES = re.compile(r"`((?:schema/)?\w+\.(?:sql|py)):([\w.]+)`")
+"""A file of a provider, and a statement, an object of the schema or a function in it."""
+
+
+def has_place(package: str, file: str, place: str) -> bool:
+    """Whether the file of the provider has what is named; behind the dot of a statement, the name of a part of it."""
+    folder = ROOT / "affinity" / "provider" / package
+    if file.endswith(".py"):
+        return defines(folder / file, place.split("."))
+    if not (folder / file).exists():
+        return False
+    if file.startswith("schema/"):
+        return re.search(rf"^CREATE \w+ {place}\b", (folder / file).read_text(), re.MULTILINE) is not None
+    name, _, part = place.partition(".")
+    statement = load_statements(f"affinity.provider.{package}", file).get(name, "")
+    return re.search(rf"\b{part} AS (MATERIALIZED )?\(" if part else ".", statement) is not None
+
+
 def defines(file: Path, names: list[str]) -> bool:
     """Whether the file has the function or class, or the class the method."""
     found: list[ast.stmt] = ast.parse(file.read_text()).body if file.exists() else []
@@ -243,8 +277,15 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 def test_names_of_the_public_objects_exist() -> None:
     """`ctx.name`, `client.name`, `app.name`, `affinity.name` in the text: attributes of what they stand for."""
+    others = {
+        "session_id",
+        "instance_id",
+        "activity",
+        "db",
+        "providers",
+    }  # of log records; a logger; a file; entry points
     names = {
-        "affinity": {*dir(affinity), "session_id", "instance_id", "activity", "db"},  # of log records; a logger; a file
+        "affinity": {*dir(affinity), *others},
         "app": attributes(affinity.App),
         "client": attributes(affinity.Client),
         "ctx": attributes(affinity.OrchestrationContext) | attributes(affinity.ActivityContext),
