@@ -177,10 +177,10 @@ ATTRIBUTES: Final = {
 }
 """Of spans, and the event of one."""
 
-NO_CODE: Final = {("activity",), ("db",), ("instance_id",), ("session_id",), ("sweeps",)} | {
+NO_CODE: Final = {("activity",), ("db",), ("instance_id",), ("providers",), ("session_id",), ("sweeps",)} | {
     tuple(name.split(".")[1:]) for name in ATTRIBUTES
 }
-"""A logger, a file, a table, and attributes of log records and spans, after "affinity."."""
+"""A logger, a file, a group of entry points, a table, and attributes of log records and spans, after "affinity."."""
 
 DOCUMENTS: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])
 

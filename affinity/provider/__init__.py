@@ -1,6 +1,21 @@
 """Providers: the databases in which workers meet. The contract is `affinity.provider.contract`."""
 
+from affinity.provider.backend import Backend, OpenOptions
 from affinity.provider.opening import change_rights, inspect_schema, migrate, open_provider
+from affinity.provider.schema import Progress, SchemaReport
+from affinity.provider.timeline import Timeline
 from affinity.provider.urls import has_password, redact
 
-__all__ = ["change_rights", "has_password", "inspect_schema", "migrate", "open_provider", "redact"]
+__all__ = [
+    "Backend",
+    "OpenOptions",
+    "Progress",
+    "SchemaReport",
+    "Timeline",
+    "change_rights",
+    "has_password",
+    "inspect_schema",
+    "migrate",
+    "open_provider",
+    "redact",
+]

@@ -1,15 +1,83 @@
-"""From a database's URL to the provider that serves it; each engine is imported when a URL asks for it."""
+"""The registry of providers by URL scheme, and the calls that take a URL.
+
+The providers of SQLite and PostgreSQL are built in. Another one is the entry point in the group `GROUP` that has the
+name of the scheme, and leads to a `Backend`. A provider is imported when a URL asks for it: an embedded user needs no
+libpq. Metadata of distributions is read only for a scheme that is not built in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from typing import Final
 
-from affinity.errors import InvalidOptions
+from affinity.errors import InvalidUrl
 from affinity.limits import PROBE_AFTER
+from affinity.provider.backend import Backend, OpenOptions
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
-from affinity.provider.urls import sqlite_path
+from affinity.provider.urls import scheme_of
+
+GROUP: Final = "affinity.providers"
+"""The group of entry points by which distributions register providers."""
+
+
+def _sqlite() -> Backend:
+    from affinity.provider.sqlite import backend
+
+    return backend
+
+
+def _postgres() -> Backend:
+    from affinity.provider.postgres import backend
+
+    return backend
+
+
+_BUILT_IN: Final[Mapping[str, Callable[[], Backend]]] = {
+    "postgres": _postgres,
+    "postgresql": _postgres,
+    "sqlite": _sqlite,
+}
+
+
+def find_backend(url: str) -> Backend:
+    """Return what serves URLs of this scheme.
+
+    Raises:
+        InvalidUrl: the URL is malformed, or no installed distribution registers its scheme, or what one registers
+            cannot be used.
+    """
+    scheme = scheme_of(url)
+    built_in = _BUILT_IN.get(scheme)
+    return _load(scheme) if built_in is None else built_in()
+
+
+@cache
+def _load(scheme: str) -> Backend:
+    """Return the backend that a distribution registers."""
+    from importlib.metadata import entry_points  # takes longer than opening an SQLite file
+
+    registered = entry_points(group=GROUP)
+    named = [point for point in registered if point.name == scheme]
+    if not named:
+        # Not the scheme itself: without its beginning, a URL has a user there.
+        known = ", ".join(sorted({*_BUILT_IN, *(point.name for point in registered)}))
+        raise InvalidUrl(
+            "no provider serves the scheme of this URL: use sqlite:///path or postgresql://user@host/database, or"
+            f" install a package that registers the scheme; known schemes: {known}"
+        )
+    if len(named) > 1:
+        packages = ", ".join(sorted(point.dist.name if point.dist else point.value for point in named))
+        raise InvalidUrl(f"several packages register a provider for {scheme}: uninstall all but one of {packages}")
+    try:
+        backend = named[0].load()
+    except Exception as error:
+        raise InvalidUrl(f"the provider for {scheme} ({named[0].value}) cannot be imported: {error!r}") from error
+    if not isinstance(backend, Backend):
+        raise InvalidUrl(f"the provider for {scheme} ({named[0].value}) is not an affinity.provider.Backend")
+    return backend
 
 
 async def open_provider(
@@ -24,7 +92,8 @@ async def open_provider(
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql://…``; there ``?schema=name`` chooses another schema than ``affinity``.
+        url: ``sqlite:///path``, or ``postgresql://…``, where ``?schema=name`` chooses another schema than ``affinity``;
+            or a URL of another scheme that an installed package registers.
         application_name: shown in PostgreSQL's activity view.
         timeline: of a worker: from now on the provider refuses any other database, or line of its history, than the one
             that this names, or that it finds first.
@@ -43,20 +112,14 @@ async def open_provider(
         PoolerRefused: it is reached through a connection pooler.
         SchemaMismatch: it was never migrated, or is too old or too new for this code; or its encoding is not UTF8.
     """
-    if (path := sqlite_path(url)) is not None:
-        from affinity.provider.sqlite import SqliteProvider
-
-        return await SqliteProvider.open(path, timeline=timeline)
-    from affinity.provider.postgres import PostgresProvider  # imported late: an embedded user needs no libpq
-
-    return await PostgresProvider.open(
-        url,
+    options = OpenOptions(
         application_name=application_name,
         timeline=timeline,
         one_connection=one_connection,
         as_client=as_client,
         probe_after=probe_after,
     )
+    return await find_backend(url).open(url, options)
 
 
 async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int]:
@@ -76,28 +139,16 @@ async def migrate(url: str, progress: Progress = log_progress) -> tuple[int, int
         InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
         SchemaMismatch: the database is too new for this code.
     """
-    if (path := sqlite_path(url)) is not None:
-        from affinity.provider.sqlite import SqliteProvider
-
-        return await SqliteProvider.migrate(path, progress)
-    from affinity.provider.postgres import PostgresProvider
-
-    return await PostgresProvider.migrate(url, progress)
+    return await find_backend(url).migrate(url, progress)
 
 
 async def inspect_schema(url: str) -> SchemaReport:
-    """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
+    """Return the schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
     """
-    if (path := sqlite_path(url)) is not None:
-        from affinity.provider.sqlite import SqliteProvider
-
-        return await SqliteProvider.inspect_schema(path)
-    from affinity.provider.postgres import PostgresProvider
-
-    return await PostgresProvider.inspect_schema(url)
+    return await find_backend(url).inspect_schema(url)
 
 
 async def change_rights(
@@ -126,9 +177,5 @@ async def change_rights(
         InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
         SchemaMismatch: the database was never migrated.
     """
-    if sqlite_path(url) is not None:
-        raise InvalidOptions("SQLite has no roles: a user who may write the file may do everything")
-    from affinity.provider.postgres import PostgresProvider
-
     roles = {"clients": clients, "workers": workers, "scalers": scalers, "readers": readers}
-    await PostgresProvider.change_rights(url, **roles, revoke=revoke)
+    await find_backend(url).change_rights(url, **roles, revoke=revoke)

@@ -1,5 +1,5 @@
-"""Database URLs: ``sqlite:///relative/or//absolute/path`` and ``postgresql://…`` (libpq's syntax, several hosts
-too).
+"""Database URLs: ``sqlite:///relative/or//absolute/path``, ``postgresql://…`` (libpq's syntax, several hosts too), and
+those of other providers.
 """
 
 from __future__ import annotations
@@ -7,42 +7,51 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from affinity.errors import InvalidUrl
+
+MALFORMED: Final = (
+    "the database's URL is malformed: quote special characters in its user and password, such as @ by %40 and / by %2F"
+)
 
 _PASSWORD = re.compile(r"(password=)('[^']*'|[^&\s]+)", re.IGNORECASE)
 _USER = re.compile(r"://.*@")
 
 
 def redact(url: str) -> str:
-    """The URL without user and password, for logs. A password may hold any character: all up to the last @ goes.
+    """Return the URL without user and password, for logs. A password may hold any character: all up to the last @ goes.
 
-    No error message has a URL in it, not even so.
+    Error messages have no URL in them, not even a redacted one.
     """
     return _USER.sub("://***@", _PASSWORD.sub(r"\1***", url))
 
 
 def has_password(url: str) -> bool:
-    """Whether the URL of a PostgreSQL database contains a password."""
+    """Return whether the URL contains a password."""
     user = _USER.search(url)
     return _PASSWORD.search(url) is not None or (user is not None and ":" in user[0][len("://") :])
 
 
+def scheme_of(url: str) -> str:
+    """Return the scheme of the URL in lower case, "" if it has none.
+
+    Raises:
+        InvalidUrl: it is malformed.
+    """
+    return _split(url).scheme
+
+
 def sqlite_path(url: str) -> Path | None:
-    """The file of an ``sqlite`` URL, None for PostgreSQL; refuses everything else."""
-    parts = None
-    with suppress(ValueError):  # its text quotes the URL, and so perhaps a password
-        parts = urlsplit(url)
-    if parts is None or (parts.scheme in {"postgresql", "postgres"} and _is_ambiguous(url)):
-        raise InvalidUrl(
-            "the database's URL is malformed: quote special characters in its user and password, such as @ by %40 and"
-            " / by %2F"
-        )
-    if parts.scheme in {"postgresql", "postgres"}:
-        return None
+    """Return the file of an ``sqlite`` URL; None: the URL has another scheme.
+
+    Raises:
+        InvalidUrl: it is malformed, or names no file.
+    """
+    parts = _split(url)
     if parts.scheme != "sqlite":
-        raise InvalidUrl("use sqlite:///path or postgresql://user@host/database")
+        return None
     if parts.netloc or len(parts.path) < len("/x") or parts.query or parts.fragment:
         raise InvalidUrl("an SQLite URL is sqlite:///relative/path or sqlite:////absolute/path, and nothing more")
     path = unquote(parts.path[1:])
@@ -54,8 +63,7 @@ def sqlite_path(url: str) -> Path | None:
     return Path(path)
 
 
-def _is_ambiguous(url: str) -> bool:
-    """Whether libpq would take a part of a password, one with an @, a / or a ?, for a host, a port or a database."""
-    authority, _, path = url.partition("://")[2].partition("/")
-    user = authority.rpartition("@")[0]
-    return "@" in user or "?" in user or "@" in path.partition("?")[0]
+def _split(url: str) -> SplitResult:
+    with suppress(ValueError):  # its text quotes the URL, and so perhaps a password
+        return urlsplit(url)
+    raise InvalidUrl(MALFORMED)

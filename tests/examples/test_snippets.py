@@ -61,7 +61,7 @@ def run(program: Path, folder: Path) -> str:
 def test_every_block_has_a_language_and_a_marker_that_is_known() -> None:
     for block in blocks("python"):
         assert block.marker in PYTHON_MARKERS or block.marker.startswith("from "), block
-    assert {block.language for block in blocks()} <= {"", "mermaid", "python", "sh", "sql", "text", "yaml"}
+    assert {block.language for block in blocks()} <= {"", "mermaid", "python", "sh", "sql", "text", "toml", "yaml"}
 
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)

@@ -24,7 +24,7 @@ class ProviderConnection(Protocol):
 
     @property
     def dialect(self) -> str:
-        """Name for logs and metrics: ``sqlite`` or ``postgresql``."""
+        """Name for logs and metrics: ``sqlite``, ``postgresql``, or that of another database."""
         ...
 
     @property

@@ -2,6 +2,7 @@
 
 Files with the same name do the same in `affinity.provider.sqlite`; the SQL of each is in the ``.sql`` file beside it:
 
+    backend             what a URL of the scheme leads to: open, migrate, inspect, rights
     provider            the class: opening, closing, and all operations together
     workers             names and their leases: register, renew, drain, release, list
     fetching            work items: fetch, and claim the sessions that no worker holds

@@ -29,7 +29,7 @@ from affinity.orchestration import ActivityContext, App
 from affinity.orchestration.definitions import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
-from affinity.provider.urls import sqlite_path
+from affinity.provider.urls import scheme_of
 from affinity.tasks import BackgroundTask
 from affinity.testing.env.fakes import Fake
 from affinity.testing.env.reasons import describe, explain
@@ -622,9 +622,9 @@ async def create_postgres(url: str) -> PostgresDatabase:
     """A new schema; see `PostgresDatabase.create`.
 
     Raises:
-        InvalidOptions: the URL names an SQLite file.
+        InvalidOptions: the URL does not name a PostgreSQL database.
     """
-    if sqlite_path(url) is not None:
+    if scheme_of(url) not in {"postgresql", "postgres"}:
         raise InvalidOptions("url must name a PostgreSQL database; without one, Env makes an SQLite file of its own")
     from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
 

@@ -14,6 +14,7 @@ from psycopg.pq import Conninfo
 from psycopg.pq.abc import PGconn
 
 from affinity.errors import InvalidUrl
+from affinity.provider.urls import MALFORMED
 
 DEFAULT_SCHEMA: Final = "affinity"
 
@@ -133,6 +134,8 @@ class Target:
         Raises:
             InvalidUrl: it is malformed, or its schema is not a plain identifier.
         """
+        if _is_ambiguous(url):
+            raise InvalidUrl(MALFORMED)
         plain, schema = _take_schema(url)
         if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
             raise InvalidUrl(f"schema={schema!r}: use small letters, digits and _, at most 63, not starting with pg_")
@@ -203,6 +206,13 @@ def _parse(url: str) -> tuple[dict[str, Any], str]:
         return conninfo_to_dict(url), ""
     except ProgrammingError as error:
         return {}, _QUOTED.sub("…", str(error)).strip() or "malformed"
+
+
+def _is_ambiguous(url: str) -> bool:
+    """Return whether libpq would take a part of a password with an @, a / or a ? for a host, a port or a database."""
+    authority, _, path = url.partition("://")[2].partition("/")
+    user = authority.rpartition("@")[0]
+    return "@" in user or "?" in user or "@" in path.partition("?")[0]
 
 
 def _options(settings: Mapping[str, str]) -> str:
