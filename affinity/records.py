@@ -321,8 +321,8 @@ class RecordTimes:
 class SessionStore(Protocol):
     """A store of session records; every provider has one.
 
-    `affinity.testing.conformance.stores` asserts the contract. Each call is atomic. Saved and loaded objects share
-    nothing with the store's own copy. Errors are classes of `affinity.errors`, as for a provider.
+    `affinity_conformance.stores` asserts the contract. Each call is atomic. Saved and loaded objects share nothing with
+    the store's own copy. Errors are classes of `affinity.errors`, as for a provider.
     """
 
     async def load(self, session_id: str) -> SessionRecord | None:

@@ -33,8 +33,8 @@ MODULES: Final = [
     "affinity.records",
     "affinity.telemetry",
     "affinity.testing",
-    "affinity.testing.conformance.providers",
-    "affinity.testing.conformance.stores",
+    "affinity_conformance.providers",
+    "affinity_conformance.stores",
     "affinity.provider.contract",
 ]
 
@@ -80,7 +80,7 @@ def _lead_out(page: Path, repository: str) -> str:
 
 def _reference(module: str) -> str:
     """The page of a module. Of a suite it has no tests: each is named in the suite's own modules."""
-    options = "    options:\n      inherited_members: false\n" if ".conformance." in module else ""
+    options = "    options:\n      inherited_members: false\n" if module.startswith("affinity_conformance") else ""
     return f"# {module}\n\n{INTRODUCTIONS.get(module, '')}::: {module}\n{options}"
 
 

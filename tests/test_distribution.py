@@ -1,16 +1,17 @@
-"""The distribution: what it refuses to be installed beside, and what its extras are for."""
+"""The distributions: what affinity refuses to be installed beside, and that the suites fit it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from affinity_workflows import check_installation
+from affinity_workflows import VERSION, check_installation
 from tests.support.worker_processes import ROOT
 
 COMMAND: Final = "from affinity_workflows.__main__ import main; main()"
@@ -71,9 +72,24 @@ def test_a_package_that_is_not_installed_has_no_conflict(tmp_path: Path, monkeyp
     check_installation()
 
 
-@pytest.mark.parametrize("suite", ["providers", "stores"])
-def test_the_conformance_suites_name_their_extra(suite: str) -> None:
-    done = run(f"import sys; sys.modules['pytest'] = None; import affinity.testing.conformance.{suite}", ROOT)
-    assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: the conformance suites need pytest: pip install 'affinity-workflows[conformance]'"
-    )
+def test_the_suites_need_this_version_and_what_affinity_is_tested_with() -> None:
+    """They assert the contracts of one version. No extra of affinity names them."""
+    ours, suites = project(ROOT), project(ROOT / "conformance")
+    known = [*ours["dependencies"], *(each for extra in ours["optional-dependencies"].values() for each in extra)]
+    assert suites["version"] == VERSION
+    assert {*suites["dependencies"]} - {*known} == {f"{ours['name']}=={VERSION}"}
+    assert not [each for each in known if each.startswith(suites["name"])]
+
+
+def test_both_distributions_have_one_licence_and_the_same_interpreters() -> None:
+    ours, suites = project(ROOT), project(ROOT / "conformance")
+    for name in ("license", "license-files", "requires-python"):
+        assert ours[name] == suites[name]
+    assert (ROOT / "LICENSE").read_text() == (ROOT / "conformance" / "LICENSE").read_text()
+    pythons = [[each for each in found["classifiers"] if ":: Python ::" in each] for found in (ours, suites)]
+    assert pythons[0] == pythons[1] != []
+
+
+def project(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    return found

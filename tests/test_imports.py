@@ -11,8 +11,8 @@ import pytest
 
 ROOT: Final = Path(__file__).parent.parent
 
-PACKAGES: Final = ("affinity", "affinity_workflows")
-"""The roots of the import contract in `pyproject.toml`."""
+PACKAGES: Final = (ROOT / "affinity", ROOT / "affinity_workflows", ROOT / "conformance" / "affinity_conformance")
+"""The roots of the import contract in `pyproject.toml`, and the suites."""
 
 LATE: Final[Mapping[tuple[str, str], str]] = {}
 """Imports inside functions that close a circle, by importing and imported module, each with its reason."""
@@ -28,12 +28,13 @@ class Imports(NamedTuple):
     """Inside functions, or by ``import_module(f"package.{name}")``."""
 
 
-def modules(root: Path = ROOT) -> dict[str, ast.Module]:
+def modules() -> dict[str, ast.Module]:
     found = {}
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text())
+    for package in PACKAGES:
+        for path in sorted(package.rglob("*.py")):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text())
     return found
 
 
@@ -155,6 +156,17 @@ def test_conversations_know_no_model(imported: dict[str, Imports]) -> None:
     }
     assert used
     assert [name for name in sorted(used) if name.split(".")[1:2] in (["agent"], ["integrations"])] == []
+
+
+def test_the_suite_of_the_kernel_needs_no_guest(imported: dict[str, Imports]) -> None:
+    """A provider without conversations, schedules or the audit log runs it alone."""
+    suite = "affinity_conformance.providers"
+    guests = (f"{suite}.conversation", f"{suite}.schedules", f"{suite}.audit", "affinity.journal", "affinity.audit")
+    shared = {name for name in imported if name.count(".") == 2 and name.startswith(suite)} - {f"{suite}.suite"}
+    kernel = [name for name in imported if name in shared - {*guests} or name.startswith(f"{suite}.kernel.")]
+    assert len(kernel) > 50
+    used = {(name, other) for name in kernel for other in imported[name].on_import | imported[name].late}
+    assert [each for each in sorted(used) if each[1].startswith(guests)] == []
 
 
 def test_each_kind_of_import_is_found() -> None:

@@ -155,7 +155,9 @@ def test_what_pages_and_examples_import_from_is_public() -> None:
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py"), ROOT / "README.md"]
     texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
     used = {
-        found: name for name, text in texts.items() for found in re.findall(r"(?:from|import) (affinity\.[.\w]+)", text)
+        found: name
+        for name, text in texts.items()
+        for found in re.findall(r"(?:from|import) (affinity(?:_conformance)?\.[.\w]+)", text)
     }
     used.pop("affinity.demo.conversations")  # the conversations of the demo, for one example
     assert {module: file for module, file in used.items() if module not in listed} == {}

@@ -1,5 +1,6 @@
-"""For tests of applications: `Env`, with virtual time, `crash_matrix`, and `replay`, of a history against the code. For
-tests of providers and stores: the conformance suites, which need the extra `conformance`.
+"""For tests of applications: `Env`, with virtual time, `crash_matrix`, and `replay`, of a history against the code.
+
+The suites for providers and session stores are another distribution, `affinity-conformance`.
 """
 
 from affinity.field_words import show_all_in_help

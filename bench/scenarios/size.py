@@ -31,7 +31,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.statements import load_statements
 from affinity.records import SessionFilter
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.peer import Peer
 from bench.measures import Metric, Report
 from bench.run import Run
 

@@ -12,7 +12,7 @@ import anyio
 
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity, WorkerTags
-from affinity.testing.conformance.providers.builders import fetch_options, profile
+from affinity_conformance.providers.builders import fetch_options, profile
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Run
 from bench.scenarios.turns import CPU

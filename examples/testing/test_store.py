@@ -1,11 +1,11 @@
-"""The conformance suite of session stores, run on a store. Run with ``pytest examples/testing``."""
+"""The conformance suite of session stores, run on a store: ``pip install affinity-conformance``, ``pytest``."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import affinity
-from affinity.testing.conformance.stores import StoreConformance
+from affinity_conformance.stores import StoreConformance
 
 
 class MemoryHarness:

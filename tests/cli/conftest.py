@@ -17,7 +17,7 @@ from click.testing import Result
 from affinity.cli import main
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.client.conftest import Puppet
 from tests.support.cli_runner import new_runner
 from tests.support.worker_processes import ROOT

@@ -17,7 +17,7 @@ from affinity.client import HistoryRecord
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
 from affinity.provider.contract import FetchOptions, Incarnation, MessageReply, WorkAbandon, WorkerIdentity
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import TIMEOUTS, Puppet
 

@@ -27,7 +27,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.provider.sqlite_files import create_file
 from tests.support.messages import decode_message
 

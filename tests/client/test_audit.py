@@ -25,7 +25,7 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
 from affinity.provider.contract import Quotas
-from affinity.testing.conformance.providers.builders import state
+from affinity_conformance.providers.builders import state
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

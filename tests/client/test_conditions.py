@@ -14,8 +14,8 @@ from affinity.conversation.reading import Kinds
 from affinity.errors import InvalidId, InvalidInput
 from affinity.journal import JournalQuery
 from affinity.limits import several as texts_of
-from affinity.testing.conformance.providers.builders import state
-from affinity.testing.conformance.providers.journal_driver import new_input
+from affinity_conformance.providers.builders import state
+from affinity_conformance.providers.conversation.driver import new_input
 from tests.support.console_app import chats
 
 pytestmark = pytest.mark.anyio

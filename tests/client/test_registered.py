@@ -14,7 +14,7 @@ from affinity.client import ExternalEvent, Start, registered
 from affinity.conversation import JournalEvent
 from affinity.errors import NotRegistered, NotSerializable
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 
 
 class Order(BaseModel):

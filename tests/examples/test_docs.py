@@ -15,7 +15,8 @@ import pytest
 import affinity
 from affinity.provider.contract import Provider
 from affinity.provider.statements import load_statements
-from affinity.testing.conformance.providers import ProviderConformance
+from affinity_conformance.providers import ProviderConformance
+from affinity_conformance.providers.base import Rules
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -37,7 +38,8 @@ def sources() -> str:
 @cache
 def files() -> set[str]:
     """The names of all files with code."""
-    return {path.name for folder in ("affinity", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.*")}
+    folders = ("affinity", "bench", "conformance", "examples", "tests")
+    return {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
 
 
 def test_the_index_lists_every_page() -> None:
@@ -67,7 +69,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pages_that_the_code_names_exist() -> None:
     named = set[str]()
-    for folder in ("affinity", "bench", "deploy", "examples", "tests"):
+    for folder in ("affinity", "bench", "conformance", "deploy", "examples", "tests"):
         for path in (ROOT / folder).rglob("*.*"):
             if path.suffix in (".py", ".sql", ".yaml"):
                 named |= set(re.findall(r"docs/[\w/-]+\.md", path.read_text()))
@@ -194,19 +196,20 @@ def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
 
 def test_every_theme_of_the_suite_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "understand" / "provider-contract.md").read_text()
-    missing = [base.__name__ for base in ProviderConformance.__bases__ if f"`{base.__name__}`" not in guide]
+    classes = {*ProviderConformance.__mro__} - {Rules, object}
+    missing = [each.__name__ for each in classes if f"`{each.__name__}`" not in guide]
     assert not missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_that_is_named_exists(page: Path) -> None:
-    """`Class.member` and paths under affinity, tests, examples and deploy; `DBOS` is another project."""
+    """`Class.member` and paths under affinity, conformance, tests, examples and deploy; `DBOS` is another project."""
     text = prose(page).replace("`DBOS.", "`")
     code = sources()
     for owner, member in re.findall(r"`([A-Z]\w+)\.(\w+)(?:\([^`]*\))?`", text):
         assert re.search(rf"class {owner}\b", code), f"{owner}.{member}"
         assert re.search(rf"\b{member}\b", code), f"{owner}.{member}"
-    for path in re.findall(r"`((?:affinity|tests|examples|deploy|docs)/[\w./-]+)`", text):
+    for path in re.findall(r"`((?:affinity|conformance|tests|examples|deploy|docs)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
     for path in re.findall(r"`((?:worker|orchestration|provider|session|client)/[\w/]+\.(?:py|sql))`", text):
         assert (ROOT / "affinity" / path).exists(), path
@@ -225,7 +228,8 @@ def test_every_function_of_the_five_minutes_exists() -> None:
         named = re.findall(r"`([\w/]+\.py):([\w.]+)`", path)
         assert 0 < len(steps) <= min(6, len(named)), path
         for file, name in named:
-            assert defines(ROOT / "affinity" / file, name.split(".")), f"{file}:{name}"
+            folder = ROOT if file.startswith("conformance/") else ROOT / "affinity"
+            assert defines(folder / file, name.split(".")), f"{file}:{name}"
 
 
 def test_every_decider_of_a_claim_exists() -> None:

@@ -15,7 +15,7 @@ from affinity.errors import InvalidInput, SessionNotFound, UnknownWorker
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, MoveReport, Provider, WorkerIdentity
 from affinity.testing import Env
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

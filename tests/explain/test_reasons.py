@@ -19,8 +19,8 @@ from affinity.explain.reasons import MAX_DEPTH
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerInfo
 from affinity.testing import Env
-from affinity.testing.conformance.providers.builders import profile
 from affinity.worker import activities, registrations
+from affinity_conformance.providers.builders import profile
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.records import SessionRecord, SessionState
-from affinity.testing.conformance.providers.builders import count_rows
+from affinity_conformance.providers.builders import count_rows
 from tests.model import steps as do
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Leases, Violation

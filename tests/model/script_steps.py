@@ -9,7 +9,7 @@ from affinity.errors import SessionWriteConflict
 from affinity.provider.contract import (
     NewMessage,
 )
-from affinity.testing.conformance.providers.builders import new_instance
+from affinity_conformance.providers.builders import new_instance
 from tests.model import steps as do
 from tests.model.cluster_state import (
     ClusterState,

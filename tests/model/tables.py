@@ -42,13 +42,13 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.testing.conformance.providers.builders import profile
 from affinity.worker.instances import InstanceTable
 from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
 from affinity.worker.services import REAL_TIME
 from affinity.worker.turns import ANY_WORK, BuiltTurn
+from affinity_conformance.providers.builders import profile
 from tests.model.cluster_state import TIMEOUTS
 from tests.model.databases import ModelDatabase
 from tests.model.leases import Violation

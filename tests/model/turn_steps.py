@@ -23,7 +23,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.records import StateWrite
-from affinity.testing.conformance.providers.builders import new_instance, turn
+from affinity_conformance.providers.builders import new_instance, turn
 from tests.model import steps as do
 from tests.model.cluster_state import (
     NAMES,

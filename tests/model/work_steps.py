@@ -19,7 +19,7 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.records import SessionState, StateWrite
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.model import steps as do
 from tests.model.cluster_state import (
     TIMEOUTS,

@@ -15,7 +15,7 @@ from typing import Final, Self
 from psycopg.conninfo import conninfo_to_dict
 
 from affinity.provider.postgres import PostgresProvider
-from affinity.testing.conformance.providers import Fault
+from affinity_conformance.providers import Fault
 
 STATES: Final[dict[Fault, str]] = {
     "disk_full": "53100",
@@ -81,7 +81,7 @@ class FaultProxy:
         return f"{self._target}{'&' if '?' in self._target else '?'}host=127.0.0.1&port={port}"
 
     def inject(self, fault: Fault, after: int) -> None:
-        """See `affinity.testing.conformance.providers.harness.FaultyProvider`."""
+        """See `affinity_conformance.providers.harness.FaultyProvider`."""
         self._fault, self._after, self.met = fault, after, False
         if fault == "too_many_connections":
             for passage in self._passages:
@@ -175,11 +175,11 @@ class FaultyPostgres:
 
     @property
     def met(self) -> bool:
-        """See `affinity.testing.conformance.providers.harness.FaultyProvider`."""
+        """See `affinity_conformance.providers.harness.FaultyProvider`."""
         return self._proxy.met
 
     async def aclose(self) -> None:
-        """See `affinity.testing.conformance.providers.harness.FaultyProvider`."""
+        """See `affinity_conformance.providers.harness.FaultyProvider`."""
         await self.provider.aclose()
         await self._proxy.__aexit__()
 

@@ -20,7 +20,7 @@ from affinity.provider.postgres.driver.target import Target
 from affinity.provider.sqlite import Clock, SqliteProvider, fetching
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.timeline import Timeline
-from affinity.testing.conformance.providers import Fault
+from affinity_conformance.providers import Fault
 from tests.provider import warm
 from tests.provider.fault_proxy import FaultyPostgres
 from tests.provider.roles import CLIENT, WORKER, RoleProvider, create_roles

@@ -30,10 +30,10 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import PostgresProvider
 from affinity.records import SessionMetadata, SessionState, StateWrite
-from affinity.testing.conformance.providers.builders import TIMEOUTS, message_ids, timer, work_item
-from affinity.testing.conformance.providers.ordering import ordered
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import reset
+from affinity_conformance.providers.builders import TIMEOUTS, message_ids, timer, work_item
+from affinity_conformance.providers.kernel.ordering import ordered
+from affinity_conformance.providers.kernel.resets import reset
+from affinity_conformance.providers.peer import Peer
 
 PATIENCE: Final = 30.0
 """Seconds of real time after which a wait has failed; it ends as soon as there is what it waits for."""

@@ -8,7 +8,7 @@ import anyio
 
 from affinity.provider.contract import FetchOptions, Incarnation, WorkAck, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
-from affinity.testing.conformance.providers.builders import count_rows, profile
+from affinity_conformance.providers.builders import count_rows, profile
 
 
 def migrate(path: str) -> None:

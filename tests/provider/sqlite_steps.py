@@ -14,7 +14,7 @@ import pytest
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver.database import connect
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.peer import Peer
 from tests.provider.sqlite_files import create_file
 
 Verb: TypeAlias = Callable[[], Awaitable[object]]

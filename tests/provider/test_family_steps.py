@@ -19,7 +19,7 @@ from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.wire import Params
 from affinity.records import SessionFilter, SessionState
 from affinity.session import SessionManager
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, state, work_item
+from affinity_conformance.providers.builders import ITEM_LOCK, state, work_item
 from tests.provider.postgres_plans import AUTO_EXPLAIN, collect_plans, rows_read
 from tests.provider.postgres_stage import administrator, opened, registered
 from tests.provider.sqlite_steps import cost_in_steps, opened_file, steps

@@ -18,8 +18,8 @@ from affinity.provider.contract import MoveFilter, MoveReport, Provider, Retenti
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
 from affinity.provider.sqlite.driver.database import connect
-from affinity.testing.conformance.providers.builders import work_item
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import work_item
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MOST, Crowd, check_plans, collect_plans, each_crowd, rows_read
 from tests.provider.postgres_stage import administrator, hot_verbs, opened, registered, some_work
 

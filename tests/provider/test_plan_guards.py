@@ -15,8 +15,8 @@ import pytest
 from affinity.provider.contract import OrchestrationItem, Release, SessionHold
 from affinity.provider.postgres import sweep
 from affinity.provider.postgres.driver import connections
-from affinity.testing.conformance.providers.builders import state, state_write, timer, turn, work_item
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import state, state_write, timer, turn, work_item
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_plans import (
     AUTO_EXPLAIN,
     MANY,

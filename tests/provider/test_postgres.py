@@ -28,7 +28,7 @@ from affinity.errors import (
 from affinity.provider.contract import InstanceUpdate, NewMessage, Release, SessionHold, WorkFetch
 from affinity.provider.postgres import PostgresProvider, migration
 from affinity.provider.postgres.driver.target import Target
-from affinity.testing.conformance.providers.builders import turn, work_item
+from affinity_conformance.providers.builders import turn, work_item
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, registered, staged, terminate, until
 from tests.servers import PostgresServer, old_and_new
 

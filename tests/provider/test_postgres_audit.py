@@ -19,17 +19,19 @@ from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.wire import WireProtocol
-from affinity.testing.conformance.providers.builders import new_instance
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.fault_audit import USER, acting, entries_of
-from affinity.testing.conformance.providers.fault_fixtures import FaultFixtures
-from affinity.testing.conformance.providers.fault_verbs import VERBS
+from affinity_conformance.providers import ProviderConformance
+from affinity_conformance.providers.audit.fault_verbs import USER, acting, entries_of
+from affinity_conformance.providers.builders import new_instance
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.fault_fixtures import FaultFixtures, fault_verbs
 from tests.provider.harnesses import SCHEMA, PostgresHarness
 from tests.provider.postgres_plans import AUTO_EXPLAIN, MOST, collect_plans, rows_read
 from tests.provider.postgres_stage import ALL_IDLE, SOMEBODY_WAITS, administrator, opened, until
 from tests.servers.proxy import proxy
 
 pytestmark = pytest.mark.anyio
+
+VERBS: Final = fault_verbs(ProviderConformance)
 
 ROWS: Final[LiteralString] = """
 INSERT INTO audit (at, stated_user, source, role, action, kind, target, outcome, succeeded, details)

@@ -15,8 +15,8 @@ import pytest
 from affinity.errors import ConnectionLost
 from affinity.provider.contract import Hint, Incarnation, WorkerIdentity
 from affinity.provider.postgres.driver import connections
-from affinity.testing.conformance.providers.builders import turn, work_item
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import turn, work_item
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (
     ALL_IDLE,
     PATIENCE,

@@ -22,9 +22,9 @@ import pytest
 
 from affinity.provider.contract import Hint, OrchestrationItem
 from affinity.provider.postgres import PostgresProvider, sweep
-from affinity.testing.conformance.providers.builders import message_ids, turn
-from affinity.testing.conformance.providers.journal_driver import new_input
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import message_ids, turn
+from affinity_conformance.providers.conversation.driver import new_input
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import (
     administrator,
     hot_verbs,

@@ -11,7 +11,7 @@ import pytest
 
 from affinity.limits import SWEEP_ROWS
 from affinity.provider.contract import Incarnation, InstanceUpdate, SessionHold, SessionWatch, WorkerIdentity
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, payloads, work_item
+from affinity_conformance.providers.builders import SESSION_LOCK, payloads, work_item
 from tests.provider.postgres_stage import Stage, administrator, staged
 
 pytestmark = pytest.mark.anyio

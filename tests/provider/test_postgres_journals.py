@@ -38,14 +38,14 @@ from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAc
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _JournalListener, _notices
 from affinity.records import SessionState
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.builders import (
     ORCHESTRATION,
     TIMEOUTS,
     message_ids,
     state_write,
     work_item,
 )
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
 from tests.provider.postgres_stage import (
     PATIENCE,

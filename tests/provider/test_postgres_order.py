@@ -13,9 +13,9 @@ import pytest
 
 from affinity.provider import change_rights, migrate
 from affinity.provider.contract import WorkKey
-from affinity.testing.conformance.providers.cluster import concurrently
-from affinity.testing.conformance.providers.ordering import drained, ordered, queue
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import concurrently
+from affinity_conformance.providers.kernel.ordering import drained, ordered, queue
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
 from tests.provider.roles import plain_role
 

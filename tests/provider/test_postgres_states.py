@@ -20,8 +20,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import PostgresProvider
 from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, StateWrite
-from affinity.testing.conformance.providers.builders import TIMEOUTS, turn, work_item
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import TIMEOUTS, turn, work_item
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from affinity.provider.contract import Sweep
 from affinity.provider.postgres import PostgresProvider, sweep
-from affinity.testing.conformance.providers.builders import message_ids, payloads
+from affinity_conformance.providers.builders import message_ids, payloads
 from tests.provider.postgres_stage import administrator, opened, registered, until
 
 pytestmark = pytest.mark.anyio

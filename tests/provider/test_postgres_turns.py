@@ -13,8 +13,8 @@ from affinity.errors import Contention
 from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkItem
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.testing.conformance.providers.builders import turn, work_item
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import turn, work_item
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio

@@ -26,8 +26,8 @@ from affinity.provider.contract import (
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.records import ActivityRun, StateWrite
-from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.builders import state, state_write, turn, work_item
+from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,
@@ -35,7 +35,7 @@ from affinity.testing.conformance.providers.journal_driver import (
     new_start,
     output,
 )
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
 
 pytestmark = pytest.mark.anyio

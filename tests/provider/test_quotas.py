@@ -14,7 +14,7 @@ from affinity.client import Client
 from affinity.errors import InvalidOptions, QuotaExceeded, TooManyUnreadEvents
 from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.provider.contract import NewMessage, Provider, Quotas
-from affinity.testing.conformance.providers.builders import new_instance
+from affinity_conformance.providers.builders import new_instance
 from tests.provider.postgres_plans import MANY, check_plans
 from tests.provider.postgres_stage import SOMEBODY_WAITS, administrator, opened, until
 from tests.provider.sqlite_steps import FEW, MUCH, cost_in_steps, fill_tables, opened_file, steps

@@ -43,8 +43,8 @@ from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.rights import RIGHTS, Rights
 from affinity.provider.schema import Migration
-from affinity.testing.conformance.providers.builders import fetch_options, new_instance, profile, state
-from affinity.testing.conformance.providers.journal_driver import creation_of
+from affinity_conformance.providers.builders import fetch_options, new_instance, profile, state
+from affinity_conformance.providers.conversation.driver import creation_of
 from tests.provider.roles import CLIENT, DEFINERS, READER, SCALER, WORKER, as_role
 from tests.support.waiting import started
 

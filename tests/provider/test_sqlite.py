@@ -36,7 +36,7 @@ from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
 from affinity.provider.sqlite.migration import MIGRATIONS, migrate
 from affinity.provider.statements import load_statements, with_parts
-from affinity.testing.conformance.providers.builders import count_rows, profile
+from affinity_conformance.providers.builders import count_rows, profile
 from tests.provider import sqlite_crowd as crowd
 from tests.provider.sqlite_files import create_file
 from tests.support.forked_programs import Fork

@@ -21,8 +21,8 @@ from affinity.journal import Answer, NewRequest, RequestFilter, StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin, open_requests
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.statements import with_parts
-from affinity.testing.conformance.providers.builders import message_ids
-from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
+from affinity_conformance.providers.builders import message_ids
+from affinity_conformance.providers.conversation.driver import Conversation, ConversationOwner, new_input, output
 from tests.provider.sqlite_files import create_file
 from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
 

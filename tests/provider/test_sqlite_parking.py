@@ -14,9 +14,9 @@ import pytest
 
 from affinity.provider.contract import Incarnation, NewWorkItem, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
-from affinity.testing.conformance.providers.builders import work_item
-from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import work_item
+from affinity_conformance.providers.conversation.driver import Conversation, ConversationOwner, new_input
+from affinity_conformance.providers.peer import Peer
 from tests.provider.sqlite_files import create_file
 from tests.provider.sqlite_steps import FEW, MUCH, Verb, cost_in_steps, fill_tables, opened_file, steps
 

@@ -15,9 +15,9 @@ from affinity.limits import SWEEP_ROWS
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, SessionHold, SessionWatch
 from affinity.provider.sqlite import SqliteProvider
 from affinity.records import SessionFilter
-from affinity.testing.conformance.providers.builders import state, state_write, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import state, state_write, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 from tests.provider.harnesses import SqliteHarness
 
 pytestmark = pytest.mark.anyio

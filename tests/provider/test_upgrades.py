@@ -16,7 +16,7 @@ from affinity.provider.postgres import migration as postgres
 from affinity.provider.postgres import sequences
 from affinity.provider.schema import Migration, SchemaVersion, check_usable
 from affinity.provider.sqlite import migration as sqlite
-from affinity.testing.conformance.providers.builders import new_instance
+from affinity_conformance.providers.builders import new_instance
 from tests.provider.postgres_stage import PATIENCE, administrator, opened
 from tests.provider.roles import as_role, plain_role
 from tests.support.later_release import CONTRACTS, EXPANDS, upgrade

@@ -11,7 +11,7 @@ from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.provider.postgres import workers as on_postgres
 from affinity.provider.sqlite import workers as on_sqlite
 from affinity.records import SessionState
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.peer import Peer
 
 pytestmark = pytest.mark.anyio
 

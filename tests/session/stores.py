@@ -11,7 +11,7 @@ from typing import Final, LiteralString, Protocol
 from affinity.provider.sqlite import Clock
 from affinity.records import SessionStore
 from affinity.session.stores import MemorySessionStore
-from affinity.testing.conformance.providers import Harness
+from affinity_conformance.providers import Harness
 from tests.provider.harnesses import PostgresHarness, SqliteHarness
 
 

@@ -25,7 +25,7 @@ from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.records import SessionFilter, SessionState
 from affinity.session import SessionManager, readable
 from affinity.session.stores import MemorySessionStore
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.client.conftest import Puppet
 from tests.session.clocked import ClockedStore
 

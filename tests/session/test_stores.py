@@ -10,7 +10,7 @@ import pytest
 
 from affinity.records import SessionFilter, SessionState, SessionStore
 from affinity.session.stores import MemorySessionStore
-from affinity.testing.conformance.stores import StoreConformance, StoreHarness
+from affinity_conformance.stores import StoreConformance, StoreHarness
 from tests.session.stores import MemoryStores, ProviderStores, StoppablePostgres, StoppableSqlite
 
 

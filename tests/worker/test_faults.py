@@ -19,7 +19,7 @@ from affinity.client import Client, Start
 from affinity.errors import AccessDenied
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver import database
-from affinity.testing.conformance.providers import Fault
+from affinity_conformance.providers import Fault
 from tests.provider.fault_proxy import FaultProxy
 from tests.provider.harnesses import SQLITE_FAULTS, FaultySqlite
 from tests.provider.postgres_stage import administrator, until

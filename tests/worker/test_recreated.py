@@ -22,7 +22,7 @@ from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
 from affinity.provider.history import read_whole_history
-from affinity.testing.conformance.providers.builders import TIMEOUTS, profile, turn
+from affinity_conformance.providers.builders import TIMEOUTS, profile, turn
 from tests.support.waiting import started
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
-from affinity.testing.conformance.providers.builders import profile
+from affinity_conformance.providers.builders import profile
 from tests.support.apps import app
 
 pytestmark = pytest.mark.anyio

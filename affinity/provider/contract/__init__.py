@@ -5,8 +5,8 @@ A provider stores opaque payloads and knows nothing of orchestrations or replay.
 ``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
 ``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_delegations``,
 ``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``schedules``, ``quotas``
-and ``timeline``, and promises what the conformance suite (`affinity.testing.conformance.providers`) asserts, no more
-and no less.
+and ``timeline``, and promises what the conformance suite (`affinity_conformance.providers`) asserts, no more and no
+less.
 
 `Provider` is five protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
 (journal_side.py), `ScheduleProvider` (schedules.py) and `AdministrationProvider` (administration.py); what they have in

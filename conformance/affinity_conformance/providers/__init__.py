@@ -4,7 +4,7 @@ A `Harness` gives the suite a fresh database, a clock that it can move, and faul
 is all that a test module needs::
 
     import pytest
-    from affinity.testing.conformance.providers import ProviderConformance
+    from affinity_conformance.providers import ProviderConformance
 
     class TestMyProvider(ProviderConformance):
         @pytest.fixture
@@ -13,12 +13,13 @@ is all that a test module needs::
             yield harness
             await harness.aclose()
 
-The tests are grouped by theme, one module each. Every test is named after the rule of the contract
-(`affinity.provider.contract`) that it asserts: what the suite does not assert is not promised. No test sleeps: time is
-moved through the harness. A provider that relies on `Provider.sweep` to find stale routes is given
-the sweep wherever real workers would have run it, and nowhere else.
+`ProviderConformance` is everything: `KernelConformance`, and the rules of each guest, which build on the kernel's:
+`ConversationConformance`, `ScheduleConformance` and `AuditConformance`. A provider without one of the guests inherits
+from the others. Each has a folder here, with a module for each theme.
 
-Needs the extra `conformance` (pytest). The plugin of anyio for pytest comes with anyio.
+Every test is named after the rule that it asserts, and its docstring names the verb whose contract
+(`affinity.provider.contract`) has the rule. What the suite does not assert is not promised. No test sleeps: the harness moves the clock. A provider that relies on
+`Provider.sweep` to find stale routes is given the sweep wherever real workers would have run it, and nowhere else.
 """
 
 from pkgutil import iter_modules
@@ -28,7 +29,20 @@ import pytest
 # Before they are imported, so that a failed assertion of theirs says what it compared, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-from affinity.testing.conformance.providers.harness import Fault, FaultyProvider, Harness  # noqa: E402
-from affinity.testing.conformance.providers.suite import ProviderConformance  # noqa: E402
+from affinity_conformance.providers.audit.suite import AuditConformance  # noqa: E402
+from affinity_conformance.providers.conversation.suite import ConversationConformance  # noqa: E402
+from affinity_conformance.providers.harness import Fault, FaultyProvider, Harness  # noqa: E402
+from affinity_conformance.providers.kernel.suite import KernelConformance  # noqa: E402
+from affinity_conformance.providers.schedules.suite import ScheduleConformance  # noqa: E402
+from affinity_conformance.providers.suite import ProviderConformance  # noqa: E402
 
-__all__ = ["Fault", "FaultyProvider", "Harness", "ProviderConformance"]
+__all__ = [
+    "AuditConformance",
+    "ConversationConformance",
+    "Fault",
+    "FaultyProvider",
+    "Harness",
+    "KernelConformance",
+    "ProviderConformance",
+    "ScheduleConformance",
+]

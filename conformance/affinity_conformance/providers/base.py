@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.harness import Harness
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.harness import Harness
 
 
 class Rules:

@@ -26,7 +26,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.timeline import Timeline
 from affinity.records import SessionRecord, SessionStore
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.builders import (
     ACTIVITY,
     LONG_LEASE,
     Choices,
@@ -34,10 +34,10 @@ from affinity.testing.conformance.providers.builders import (
     payloads,
     work_item,
 )
-from affinity.testing.conformance.providers.harness import FaultyProvider, Harness
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.stores.base import concurrently as concurrently  # noqa: PLC0414 -- for the themes
-from affinity.testing.conformance.stores.base import retried as retried  # noqa: PLC0414
+from affinity_conformance.providers.harness import FaultyProvider, Harness
+from affinity_conformance.providers.peer import Peer
+from affinity_conformance.stores.base import concurrently as concurrently  # noqa: PLC0414 -- for the themes
+from affinity_conformance.stores.base import retried as retried  # noqa: PLC0414
 
 _MAX_SWEEPS: Final = 100
 

@@ -1,12 +1,11 @@
-"""Fixtures of the tests under faults: workers with and without faults, and rows for each attempt."""
+"""Fixtures of the tests under faults: parts of the suite, workers with and without faults, rows for each attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from affinity.journal import JournalFilter
 from affinity.provider.contract import (
     Incarnation,
     InstanceFilter,
@@ -17,11 +16,10 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.records import SessionFilter
-from affinity.testing.conformance.providers.builders import count_rows, message_ids, state
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.harness import FaultyProvider
-from affinity.testing.conformance.providers.journal_driver import journals
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import count_rows, message_ids, state
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.harness import FaultyProvider
+from affinity_conformance.providers.peer import Peer
 
 ALL: Final = InstanceFilter()
 
@@ -40,21 +38,53 @@ class Attempt:
     unknown: bool = False  # a reply was lost: the verb may have been done before
 
 
+Prepare: TypeAlias = "Callable[[FaultFixtures], Awaitable[Attempt]]"
+"""Makes what a verb needs, and returns the call with its check."""
+
+
+async def no_rows(_: Provider) -> object:
+    """Return nothing."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultPart:
+    """Verbs of the kernel or of a guest for the tests under faults. A suite has it as its attribute ``fault_part``."""
+
+    verbs: Mapping[str, Prepare]
+    """The preparation of each verb, by its name."""
+    rows: Callable[[Provider], Awaitable[object]] = no_rows
+    """Reads what the verbs of this part may change, without values that change with time."""
+
+
+def fault_parts(suite: type) -> Sequence[FaultPart]:
+    """The parts of a suite: the kernel's, and one for each guest whose rules it has."""
+    return [vars(base)["fault_part"] for base in suite.__mro__ if "fault_part" in vars(base)]
+
+
+def fault_verbs(suite: type) -> dict[str, Prepare]:
+    """The verbs of all parts of a suite."""
+    return {name: prepare for part in fault_parts(suite) for name, prepare in part.verbs.items()}
+
+
 class FaultFixtures:
     """Worker ``a`` twice, on a provider that meets faults and on one that does not; and another worker."""
 
-    def __init__(self, cluster: Cluster, faulty: FaultyProvider, clean: Peer, other: Peer) -> None:
+    def __init__(
+        self, cluster: Cluster, faulty: FaultyProvider, clean: Peer, other: Peer, parts: Sequence[FaultPart] = ()
+    ) -> None:
         self.cluster = cluster
+        self.parts = parts
         self.faulty = faulty
         self.clean = clean
         self.other = other
         self.number = 0  # of the attempt: each has ids of its own
 
     @classmethod
-    async def build(cls, cluster: Cluster) -> FaultFixtures:
-        """On a fresh database."""
+    async def build(cls, cluster: Cluster, parts: Sequence[FaultPart]) -> FaultFixtures:
+        """Register the workers in a fresh database."""
         clean = await cluster.worker("a")
-        return cls(cluster, await cluster.open_faulty(), clean, await cluster.worker("b"))
+        return cls(cluster, await cluster.open_faulty(), clean, await cluster.worker("b"), parts)
 
     @property
     def provider(self) -> Provider:
@@ -142,16 +172,19 @@ class FaultFixtures:
         await self.clean.provider.delete_instance([instance_id], force=True)
 
     async def snapshot(self) -> list[object]:
-        """The rows of the database, without what changes with time."""
-        provider = self.clean.provider
-        return [
-            await count_rows(provider),
-            [(i.instance_id, i.status, i.owner, i.event_count) for i in await provider.list_instances(ALL, 1000)],
-            [(s.session_id, s.worker_id, s.epoch, s.held, s.queued) for s in await provider.list_sessions(limit=1000)],
-            [(w.worker_id, w.incarnation, w.alive, w.draining) for w in await provider.list_workers()],
-            [(r.session_id, r.version, r.epoch) for r in await provider.states.list(SessionFilter(), 1000)],
-            await journals(provider).list_journals(JournalFilter(), 1000),
-        ]
+        """Return the rows of all parts."""
+        return [await part.rows(self.clean.provider) for part in self.parts]
+
+
+async def kernel_rows(provider: Provider) -> object:
+    """Return the kernel's rows, without values that change with time."""
+    return [
+        await count_rows(provider),
+        [(i.instance_id, i.status, i.owner, i.event_count) for i in await provider.list_instances(ALL, 1000)],
+        [(s.session_id, s.worker_id, s.epoch, s.held, s.queued) for s in await provider.list_sessions(limit=1000)],
+        [(w.worker_id, w.incarnation, w.alive, w.draining) for w in await provider.list_workers()],
+        [(r.session_id, r.version, r.epoch) for r in await provider.states.list(SessionFilter(), 1000)],
+    ]
 
 
 def returns(

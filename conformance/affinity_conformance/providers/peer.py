@@ -34,7 +34,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.history import read_whole_history
 from affinity.records import StateWrite
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.builders import (
     LONG_LEASE,
     ORCHESTRATION,
     SESSION_LOCK,

@@ -4,7 +4,7 @@ A `StoreHarness` gives the suite fresh stores and a clock that it can move. With
 module needs::
 
     import pytest
-    from affinity.testing.conformance.stores import StoreConformance
+    from affinity_conformance.stores import StoreConformance
 
     class TestMyStore(StoreConformance):
         @pytest.fixture
@@ -15,9 +15,7 @@ module needs::
 
 The tests are grouped by theme, one module each; every test is named after the rule of `affinity.records.SessionStore`
 that it checks. No test sleeps. The rules for providers, which know who holds a session, are in
-`affinity.testing.conformance.providers`.
-
-Needs the extra `conformance` (pytest). The plugin of anyio for pytest comes with anyio.
+`affinity_conformance.providers`.
 """
 
 from pkgutil import iter_modules
@@ -27,13 +25,13 @@ import pytest
 # Before the modules are imported, so that their failed assertions show the compared values, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
-from affinity.testing.conformance.stores.base import StoreHarness  # noqa: E402
-from affinity.testing.conformance.stores.deleting import DeleteRules  # noqa: E402
-from affinity.testing.conformance.stores.ids import StoreIdRules  # noqa: E402
-from affinity.testing.conformance.stores.listing import ListRules  # noqa: E402
-from affinity.testing.conformance.stores.paging import PageRules  # noqa: E402
-from affinity.testing.conformance.stores.saving import SaveRules  # noqa: E402
-from affinity.testing.conformance.stores.writers import WriterRules  # noqa: E402
+from affinity_conformance.stores.base import StoreHarness  # noqa: E402
+from affinity_conformance.stores.deleting import DeleteRules  # noqa: E402
+from affinity_conformance.stores.ids import StoreIdRules  # noqa: E402
+from affinity_conformance.stores.listing import ListRules  # noqa: E402
+from affinity_conformance.stores.paging import PageRules  # noqa: E402
+from affinity_conformance.stores.saving import SaveRules  # noqa: E402
+from affinity_conformance.stores.writers import WriterRules  # noqa: E402
 
 __all__ = ["StoreConformance", "StoreHarness"]
 

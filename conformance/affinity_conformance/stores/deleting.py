@@ -7,7 +7,7 @@ from typing import Any
 
 from affinity.limits import DELETE_STEP
 from affinity.records import SessionStore
-from affinity.testing.conformance.stores.base import (
+from affinity_conformance.stores.base import (
     EVERYTHING,
     PAGE,
     StoreHarness,

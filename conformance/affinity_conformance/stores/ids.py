@@ -6,7 +6,7 @@ from typing import Final
 
 from affinity.limits import MAX_ID_BYTES, check_id
 from affinity.records import SessionFilter, SessionStore
-from affinity.testing.conformance.stores.base import StoreRules, ids, loaded, state
+from affinity_conformance.stores.base import StoreRules, ids, loaded, state
 
 NAMES: Final = {
     "slash": "a/b",

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary, child_cursor
-from affinity.testing.conformance.stores.base import EVERYTHING, PAGE, StoreHarness, StoreRules, ids, loaded, state
+from affinity_conformance.stores.base import EVERYTHING, PAGE, StoreHarness, StoreRules, ids, loaded, state
 
 KINDS: Final = ["", "chat"]
 NAMES: Final = [None, "", "plan"]

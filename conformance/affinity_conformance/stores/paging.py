@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 
 from affinity.records import SessionFilter, SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, state
+from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, state
 
 TIED: Final = ["s10", "s2", "S", "é", "e\u0301", "z", "日本", "🙂", "a/b", "ab"]
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from affinity.records import RecordTimes, SessionMetadata, SessionState, SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, loaded, plain, state
+from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, loaded, plain, state
 
 FULL: Final = SessionMetadata(
     kind="chat",

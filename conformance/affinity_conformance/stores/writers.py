@@ -9,7 +9,7 @@ import pytest
 
 from affinity.errors import SessionWriteConflict
 from affinity.records import SessionStore
-from affinity.testing.conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, concurrently, loaded, state
+from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, concurrently, loaded, state
 
 WRITERS: Final = 5
 REFUSED: Final = -1

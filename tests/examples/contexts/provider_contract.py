@@ -32,7 +32,7 @@ class MyProvider:
 
 
 class MyHarness:
-    """Has the methods of `affinity.testing.conformance.providers.Harness`."""
+    """Has the methods of `affinity_conformance.providers.Harness`."""
 
     @classmethod
     async def create(cls, folder: Path) -> "MyHarness":

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
 from affinity.provider.contract import Provider
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, same
+from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, FaultPart, same
 
 USER: Final = "ann"
 
@@ -70,5 +70,6 @@ async def list_audit(fixtures: FaultFixtures) -> Attempt:
     return same(fixtures, lambda provider: provider.list_audit(AuditFilter(), 3))
 
 
-AUDIT_VERBS: Final = {each.__name__: each for each in (resume_with_user, write_audit, list_audit)}
-"""The preparation of each verb, by its name."""
+AUDIT: Final = FaultPart(
+    verbs={prepare.__name__: prepare for prepare in (resume_with_user, write_audit, list_audit)},
+)

@@ -11,11 +11,11 @@ from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
 from affinity.errors import ProviderError, QuotaExceeded
 from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
 from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import new_instance, state
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.fault_audit import acting, entries_of
-from affinity.testing.conformance.providers.journal_driver import journals
+from affinity_conformance.providers.audit.fault_verbs import acting, entries_of
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import new_instance, state
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import journals
 
 
 class AuditRules(Rules):

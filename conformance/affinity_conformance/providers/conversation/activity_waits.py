@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from affinity.journal import ActivityWait
 from affinity.provider.contract import WorkItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, SHORT_LEASE, message_ids, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import ConversationOwner
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import ITEM_LOCK, SHORT_LEASE, message_ids, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import ConversationOwner
+from affinity_conformance.providers.peer import Peer
 
 
 class ActivityWaitRules(Rules):

@@ -18,10 +18,10 @@ from affinity.journal import (
 )
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import state, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import state, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import (
     KIND,
     MANY,
     Conversation,

@@ -7,9 +7,9 @@ import pytest
 from affinity.journal import InstanceStart, OpenDelegation
 from affinity.provider.postgres import journals as postgres_journals
 from affinity.provider.sqlite import journals as sqlite_journals
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     new_input,

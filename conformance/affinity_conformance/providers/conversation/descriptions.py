@@ -6,10 +6,10 @@ from typing import Any
 
 from affinity.journal import Description, JournalFilter, JournalInfo
 from affinity.provider.contract import Quotas
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import payloads
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, creation_of, new_input, new_start
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import payloads
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import KIND, Conversation, creation_of, new_input, new_start
 
 ABOUT: Description = {"title": 'Refund of "é"', "owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
 

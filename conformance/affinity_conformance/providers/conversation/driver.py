@@ -29,9 +29,9 @@ from affinity.journal import (
 )
 from affinity.provider.contract import OrchestrationItem, Provider, TurnResult
 from affinity.provider.contract.journal_side import JournalProvider
-from affinity.testing.conformance.providers.builders import ORCHESTRATION, message_ids
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.builders import ORCHESTRATION, message_ids
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 KIND: Final = "chat"
 FROM_START: Final = StreamCursor()

@@ -21,9 +21,8 @@ from affinity.journal import (
     StreamCursor,
 )
 from affinity.provider.contract import Provider
-from affinity.testing.conformance.providers.builders import payloads
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.builders import payloads
+from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,
@@ -32,6 +31,17 @@ from affinity.testing.conformance.providers.journal_driver import (
     new_input,
     output,
 )
+from affinity_conformance.providers.fault_fixtures import (
+    Attempt,
+    FaultFixtures,
+    FaultPart,
+    Prepare,
+    once,
+    returns,
+    same,
+)
+from affinity_conformance.providers.kernel.fault_verbs import turn_once
+from affinity_conformance.providers.kernel.fault_work import ack_once
 
 
 async def append_journal(fixtures: FaultFixtures) -> Attempt:
@@ -182,6 +192,18 @@ class JournalWriteOnce:
             await _remove(self._fixtures, self._fixtures.name(kind))
 
 
+async def commit_turn_with_journal(fixtures: FaultFixtures) -> Attempt:
+    """A turn that also writes to a journal."""
+    journal = await JournalWriteOnce.prepare(fixtures)
+    return await turn_once(fixtures, journal.check, journals=[journal.write])
+
+
+async def ack_work_item_with_journal(fixtures: FaultFixtures) -> Attempt:
+    """An ack that also writes to a journal."""
+    journal = await JournalWriteOnce.prepare(fixtures)
+    return await ack_once(fixtures, journal.check, journal=journal.write)
+
+
 async def _conversation(fixtures: FaultFixtures) -> Conversation:
     """Three entries, the last two of a wake."""
     name = fixtures.name("c")
@@ -209,7 +231,7 @@ _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
 }
 
 
-def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[FaultFixtures], Awaitable[Attempt]]:
+def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Prepare:
     async def prepare(fixtures: FaultFixtures) -> Attempt:
         name = fixtures.name("c")
         await Conversation(fixtures.clean.provider, name).append()
@@ -224,9 +246,15 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Callable[[Fault
 
 _WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, begin_wait, end_wait, get_waits,
                   describe_journal, delete_journal,
-                  prune_journals, watch_journals, notify_journals)  # fmt: skip
+                  prune_journals, watch_journals, notify_journals,
+                  commit_turn_with_journal, ack_work_item_with_journal)  # fmt: skip
 
-JOURNAL_VERBS: Final = {each.__name__: each for each in _WRITES} | {
-    name: _reading(read) for name, read in _READS.items()
-}
-"""The preparation of each verb, by its name."""
+
+async def _rows(provider: Provider) -> object:
+    return await journals(provider).list_journals(JournalFilter(), 1000)
+
+
+JOURNALS: Final = FaultPart(
+    verbs={prepare.__name__: prepare for prepare in _WRITES} | {name: _reading(read) for name, read in _READS.items()},
+    rows=_rows,
+)

@@ -17,10 +17,10 @@ from affinity.journal import (
     NewRequest,
     Revisit,
 )
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import payloads, state
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import payloads, state
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     creation_of,
@@ -28,7 +28,7 @@ from affinity.testing.conformance.providers.journal_driver import (
     output,
     prune,
 )
-from affinity.testing.conformance.providers.journal_requests import answer, new_request
+from affinity_conformance.providers.conversation.requests import answer, new_request
 
 
 async def _creation(talk: Conversation, name: str, up_to: int | None = None, **fields: Any) -> JournalCreation:

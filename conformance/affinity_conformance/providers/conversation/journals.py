@@ -8,10 +8,10 @@ from typing import Any
 from affinity.journal import Answer, JournalAppend, NewEntry
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ORCHESTRATION, message_ids, new_instance, payloads
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import ORCHESTRATION, message_ids, new_instance, payloads
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,

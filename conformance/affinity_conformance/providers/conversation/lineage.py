@@ -24,12 +24,13 @@ from affinity.journal import (
 )
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.provider.contract.journal_side import JournalProvider
-from affinity.records import RecordTimes
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, payloads, state, state_write, turn
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import KIND, creation_of, new_start
-from affinity.testing.conformance.providers.peer import Peer
+from affinity.records import DurableResource, RecordTimes, ResourceStore
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import TIMEOUTS, payloads, state, state_write, turn
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import KIND, creation_of, new_start
+from affinity_conformance.providers.kernel.resources import KEY, LABEL
+from affinity_conformance.providers.peer import Peer
 
 
 async def ack_journal(worker: Peer, item: WorkItem, write: JournalWrite) -> bool:
@@ -282,6 +283,21 @@ class LineageRules(Rules):
         assert dict(copy.metadata.labels) == {"x": "1"}
         assert (await cluster.record("c")).state == b"of c"
         assert await (await cluster.states()).load("d") is None
+
+    async def test_a_fork_uses_what_its_base_uses(self, cluster: Cluster, journals: Journals) -> None:
+        """A copied record is one reference more."""
+        store: ResourceStore = (await cluster.enqueuer()).provider
+        base = await journals.say("a", "1")
+        await store.begin_resource("r", "box", KEY, held=None)
+        await store.set_resource_handle("r", "1")
+        states = await cluster.states()
+        await states.save(state("a", labels={LABEL: "r"}))
+        await journals.create(creation_of("b", base, copies_state=True))
+        await states.delete(["a"])
+        assert await store.take_unused_resources(["box"], limit=10, seconds=60) == []
+        await states.delete(["b"])
+        (taken,) = await store.take_unused_resources(["box"], limit=10, seconds=60)
+        assert taken == DurableResource("r", "box", "1")
 
     async def test_the_record_of_a_given_state_has_given_times(self, cluster: Cluster, journals: Journals) -> None:
         """One in the future becomes now; without them both are now (contract: JournalCreation.state_times)."""

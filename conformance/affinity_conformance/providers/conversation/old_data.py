@@ -10,17 +10,17 @@ import pytest
 from affinity.journal import JournalRetention, NewRequest, NewRevisit, OpenDelegation
 from affinity.limits import DRAINED_RETENTION_SECONDS
 from affinity.provider.contract import InstanceUpdate, Retention
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import new_instance, state, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import new_instance, state, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     new_start,
     output,
     prune,
 )
-from affinity.testing.conformance.providers.trees import child_of
+from affinity_conformance.providers.kernel.trees import child_of
 
 DAY: Final = 86_400.0
 KEEP: Final = Retention(records=DAY, journals=DAY)

@@ -10,10 +10,10 @@ import pytest
 from affinity.journal import Answer, Description, OpenRequest, RequestFilter
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import KIND, Conversation, ConversationOwner, new_start
-from affinity.testing.conformance.providers.journal_requests import answer, new_request
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import KIND, Conversation, ConversationOwner, new_start
+from affinity_conformance.providers.conversation.requests import answer, new_request
 
 
 class OpenRequestRules(Rules):

@@ -22,17 +22,17 @@ from affinity.provider.contract import (
     Quotas,
     WorkAck,
 )
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, count_rows, message_ids, payloads, turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import TIMEOUTS, count_rows, message_ids, payloads, turn, work_item
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     new_input,
     new_start,
     output,
 )
-from affinity.testing.conformance.providers.resets import reset
+from affinity_conformance.providers.kernel.resets import reset
 
 PARKED: Final = Placed(item=None, holder=None, parked=True)
 ANSWER: Final = Answer(request_id="q", kind="confirm")

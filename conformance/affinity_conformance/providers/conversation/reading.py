@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from affinity.journal import JournalQuery, NewEntry, StreamCursor
 from affinity.provider.contract import InstanceUpdate
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import Conversation, ConversationOwner, new_input, output
 
 
 async def _ten(cluster: Cluster) -> Conversation:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from affinity.journal import Answer, Appended, NewRequest, NewRevisit
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import count_rows, new_instance
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, new_input, output
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import count_rows, new_instance
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import Conversation, ConversationOwner, new_input, output
 
 
 def new_request(request_id: str = "r", **fields: Any) -> NewRequest:

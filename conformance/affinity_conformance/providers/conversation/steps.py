@@ -7,10 +7,10 @@ from typing import Any
 
 from affinity.journal import InstanceStart, JournalWrite, Step
 from affinity.provider.contract import Quotas, Token, WorkAck, WorkItem, WorkLock
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, state, state_write
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import TIMEOUTS, state, state_write
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,
@@ -19,8 +19,8 @@ from affinity.testing.conformance.providers.journal_driver import (
     new_start,
     output,
 )
-from affinity.testing.conformance.providers.journal_requests import new_request, new_revisit
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.conversation.requests import new_request, new_revisit
+from affinity_conformance.providers.peer import Peer
 
 
 def step(key: str = "k", result: str | None = "1", wake_id: str = "w1", arguments: str = "a") -> Step:

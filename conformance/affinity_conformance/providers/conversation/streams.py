@@ -11,10 +11,10 @@ import anyio.lowlevel
 
 from affinity.journal import StreamCursor
 from affinity.provider.contract.journal_side import JournalWatch
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, turn
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import Conversation, ConversationOwner, output
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, turn
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import Conversation, ConversationOwner, output
 
 PATIENCE = 30.0  # seconds of real time; a wait ends when the notification comes
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from affinity.journal import EndOutcome, JournalQuery, JournalRange, JournalWake, NewEntry, WakeEnd
 from affinity.provider.contract import WorkAck
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, turn
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import TIMEOUTS, turn
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     creation_of,

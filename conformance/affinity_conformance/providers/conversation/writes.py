@@ -9,8 +9,8 @@ from typing import Any
 from affinity.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
 from affinity.records import StateWrite
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     TIMEOUTS,
     message_ids,
     payloads,
@@ -19,8 +19,8 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.journal_driver import (
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.conversation.driver import (
     Conversation,
     ConversationOwner,
     new_input,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from affinity.provider.contract import InstanceUpdate, NewMessage, Release, Token, WorkItem, WorkLock
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     ITEM_LOCK,
     TIMEOUTS,
     count_rows,
@@ -17,7 +17,7 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.cluster import Cluster
 
 
 class BatchRules(Rules):

@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Final
 
 import pytest
 
-from affinity.limits import MAX_REROUTE, SCHEDULE_STEP
-from affinity.provider.contract import MAX_ASSIGNED, OFFER_SECONDS, ScheduleRow, ScheduleWrite
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity.limits import MAX_REROUTE
+from affinity.provider.contract import MAX_ASSIGNED, OFFER_SECONDS
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK
+from affinity_conformance.providers.cluster import Cluster
 
 LIMIT: Final = 5
 """Of the calls whose caller says how many."""
-
-
-async def _due_schedules(cluster: Cluster) -> None:
-    """Schedules that were put off keep none behind from its turn, and come again when their time is over."""
-    provider = (await cluster.worker("a")).provider
-    now = (await provider.get_due_schedules(0)).now
-    rows = [
-        ScheduleRow(name=f"s{number:03}", generation="g", spec="{}", next_due=now - timedelta(seconds=2_000 - number))
-        for number in range(SCHEDULE_STEP + 1)
-    ]
-    rows += [
-        ScheduleRow(name=f"q{number:03}", generation="g", spec="{}", queued=now - timedelta(seconds=2_000 - number))
-        for number in range(SCHEDULE_STEP + 1)
-    ]
-    assert all(await provider.write_schedules([ScheduleWrite(row=row) for row in rows]))
-    first = (await provider.get_due_schedules(SCHEDULE_STEP)).rows
-    assert len(first) == 2 * SCHEDULE_STEP
-    later = now + timedelta(seconds=60)
-    assert all(await provider.write_schedules([ScheduleWrite(row=_put_off(row, later)) for row in first]))
-    behind = await provider.get_due_schedules(SCHEDULE_STEP)
-    assert {row.name for row in behind.rows} == {f"s{SCHEDULE_STEP}", f"q{SCHEDULE_STEP}"}
-    assert behind.next_due is not None
-    assert behind.next_due <= 0
-    assert all(await provider.write_schedules([ScheduleWrite(row=_put_off(row, later)) for row in behind.rows]))
-    none = await provider.get_due_schedules(SCHEDULE_STEP)
-    assert not none.rows
-    assert none.next_due is not None
-    assert 0 < none.next_due <= 60
-    await cluster.advance(61)
-    assert len((await provider.get_due_schedules(SCHEDULE_STEP)).rows) == 2 * SCHEDULE_STEP
-
-
-def _put_off(row: ScheduleRow, until: datetime) -> ScheduleRow:
-    return replace(row, retry_at=until)
 
 
 async def _resources(cluster: Cluster) -> None:
@@ -96,7 +60,6 @@ async def _offers(cluster: Cluster) -> None:
 
 Case = Callable[[Cluster], Awaitable[None]]
 CASES: Final[dict[str, Case]] = {
-    "due schedules": _due_schedules,
     "unused resources": _resources,
     "planned moves": _planned_moves,
     "stale offers": _offers,
@@ -108,7 +71,7 @@ class BlockedRules(Rules):
 
     @pytest.mark.parametrize("case", list(CASES))
     async def test_what_cannot_be_done_now_hides_nothing(self, cluster: Cluster, case: str) -> None:
-        """More rows than a batch has, all blocked and older, before one that is not (contract: get_due_schedules,
-        take_unused_resources, WorkFetch.assigned, sweep).
+        """More rows than a batch has, all blocked and older, before one that is not (contract: take_unused_resources,
+        WorkFetch.assigned, sweep).
         """
         await CASES[case](cluster)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from affinity.provider.contract import HistoryCursor, NewMessage, OrchestrationItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, payloads, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 SIZE: Final = 100_000
 """UTF-8 bytes of each payload: half as many characters."""

@@ -6,9 +6,9 @@ import pytest
 
 from affinity.limits import MIN_SHARE, fair_share
 from affinity.provider.contract import NEWER_SECONDS
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, SHORT_LEASE, new_instance
+from affinity_conformance.providers.cluster import Cluster, concurrently
 
 
 class CapacityRules(Rules):

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from affinity.limits import MAX_PAYLOAD_BYTES
 from affinity.provider.contract import InstanceFilter, InstanceInfo, InstanceStatus, InstanceUpdate, NewMessage, Reset
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     count_rows,
     message_ids,
     new_instance,
@@ -16,8 +16,8 @@ from affinity.testing.conformance.providers.builders import (
     timer,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import ENQUEUER, Cluster
+from affinity_conformance.providers.peer import Peer
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 

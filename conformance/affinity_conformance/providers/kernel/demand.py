@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from affinity.provider.contract import WorkerDemand
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, SHORT_LEASE
+from affinity_conformance.providers.cluster import Cluster
 
 
 class DemandRules(Rules):

@@ -11,8 +11,8 @@ import pytest
 from affinity.errors import SessionWriteConflict
 from affinity.provider.contract import WorkItem
 from affinity.records import SessionFilter, SessionStore
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     SESSION_LOCK,
     SHORT_LEASE,
     message_ids,
@@ -20,7 +20,7 @@ from affinity.testing.conformance.providers.builders import (
     state_write,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.cluster import Cluster, concurrently
 
 Change = Callable[[SessionStore], Awaitable[object]]
 

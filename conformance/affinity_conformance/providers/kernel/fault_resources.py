@@ -8,7 +8,7 @@ from typing import Final
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import Provider
 from affinity.records import ActivityKey, DurableResource
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
+from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
 
 KEY: Final[ActivityKey] = ("none", 1, 1)
 """An activity that is not in the queue."""

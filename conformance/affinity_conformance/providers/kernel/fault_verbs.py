@@ -1,10 +1,10 @@
-"""Every verb of the contract once: what it needs, the call, and what must be true afterwards."""
+"""The kernel's verbs under faults: what each needs, the call, and what must be true afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from affinity.provider.contract import (
     FINISHED,
@@ -24,7 +24,7 @@ from affinity.provider.contract import (
     Restart,
 )
 from affinity.records import SessionFilter
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.builders import (
     LONG_LEASE,
     TIMEOUTS,
     message_ids,
@@ -34,15 +34,21 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.fault_audit import AUDIT_VERBS
-from affinity.testing.conformance.providers.fault_fixtures import ALL, Attempt, FaultFixtures, once, returns, same
-from affinity.testing.conformance.providers.fault_journals import JOURNAL_VERBS, JournalWriteOnce
-from affinity.testing.conformance.providers.fault_resources import RESOURCE_VERBS
-from affinity.testing.conformance.providers.fault_schedules import SCHEDULE_VERBS
-from affinity.testing.conformance.providers.fault_work import WORK_VERBS
-from affinity.testing.conformance.providers.peer import Peer
-
-Prepare: TypeAlias = Callable[[FaultFixtures], Awaitable[Attempt]]
+from affinity_conformance.providers.fault_fixtures import (
+    ALL,
+    Attempt,
+    FaultFixtures,
+    FaultPart,
+    Prepare,
+    kernel_rows,
+    nothing,
+    once,
+    returns,
+    same,
+)
+from affinity_conformance.providers.kernel.fault_resources import RESOURCE_VERBS
+from affinity_conformance.providers.kernel.fault_work import WORK_VERBS
+from affinity_conformance.providers.peer import Peer
 
 VERBS: Final[dict[str, Prepare]] = {}
 """The preparation of each verb, by its name."""
@@ -78,27 +84,30 @@ async def read_history(fixtures: FaultFixtures) -> Attempt:
 
 @_verb
 async def commit_turn(fixtures: FaultFixtures) -> Attempt:
-    """History, a message, a work item, and the state and the journal that go with a result: all of it, once."""
+    return await turn_once(fixtures)
+
+
+async def turn_once(fixtures: FaultFixtures, also: Callable[[], Awaitable[None]] = nothing, **parts: Any) -> Attempt:
+    """A turn with history, messages, a work item, session state and the parts given: all is written, once."""
     session = fixtures.name("s")
     start = await fixtures.instance()
     at = await fixtures.clean.go_on(start, consumed=message_ids(start), work_items=[work_item(start, 1, session)])
     item = await fixtures.clean.take_one()
-    journal = await JournalWriteOnce.prepare(fixtures)
     step = turn(
         at,
         acks=[item.lock],
         states=[state_write(item)],
-        journals=[journal.write],
         work_items=[work_item(at, 2, session)],
         messages=[NewMessage(instance_id=at.instance_id, payload="to itself")],
         replies=[MessageReply("k", "1")],
+        **parts,
     )
 
     async def check(results: Any) -> None:
         assert results[0].committed or attempt.unknown
         assert await fixtures.clean.history(at) == ["event"] * 2
         assert (await fixtures.cluster.record(session)).version == 1
-        await journal.check()
+        await also()
         await fixtures.assert_acks(await fixtures.clean.take_one())
         await fixtures.assert_continues(at.instance_id)
 
@@ -382,7 +391,6 @@ def _reading(read: Callable[[Provider, OrchestrationItem], Awaitable[Any]]) -> P
 
 VERBS.update({name: _reading(read) for name, read in READS.items()})
 VERBS.update(WORK_VERBS)
-VERBS.update(JOURNAL_VERBS)
 VERBS.update(RESOURCE_VERBS)
-VERBS.update(SCHEDULE_VERBS)
-VERBS.update(AUDIT_VERBS)
+
+KERNEL: Final = FaultPart(verbs=VERBS, rows=kernel_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from affinity.provider.contract import (
     WorkAbandon,
     WorkAck,
 )
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.builders import (
     LONG_LEASE,
     SESSION_LOCK,
     TIMEOUTS,
@@ -22,8 +23,7 @@ from affinity.testing.conformance.providers.builders import (
     state,
     state_write,
 )
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, once, returns, same
-from affinity.testing.conformance.providers.fault_journals import JournalWriteOnce
+from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, nothing, once, returns, same
 
 # --- workers
 
@@ -134,14 +134,17 @@ async def begin_work_item(fixtures: FaultFixtures) -> Attempt:
 
 
 async def ack_work_item(fixtures: FaultFixtures) -> Attempt:
-    """With session state and a journal: all is written, once."""
+    return await ack_once(fixtures)
+
+
+async def ack_once(fixtures: FaultFixtures, also: Callable[[], Awaitable[None]] = nothing, **fields: Any) -> Attempt:
+    """An ack with session state, and with the fields given: all is written, once."""
     session = fixtures.name("s")
     item = await fixtures.item(session)
-    journal = await JournalWriteOnce.prepare(fixtures)
-    acks = [WorkAck(lock=item.lock, message="done", state=state_write(item), journal=journal.write)]
+    acks = [WorkAck(lock=item.lock, message="done", state=state_write(item), **fields)]
 
     async def then() -> None:
-        await journal.check()
+        await also()
         assert (await fixtures.cluster.record(session)).version == 1
         assert await fixtures.clean.check(item) == [False]
 

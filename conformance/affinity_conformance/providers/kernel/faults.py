@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
@@ -17,12 +17,12 @@ from affinity.errors import (
     StatementTimeout,
     WorkerFenced,
 )
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures
-from affinity.testing.conformance.providers.fault_verbs import VERBS
-from affinity.testing.conformance.providers.harness import Fault
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import turn, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, FaultPart, fault_parts, fault_verbs
+from affinity_conformance.providers.harness import Fault
+from affinity_conformance.providers.kernel.fault_verbs import KERNEL
 
 ERRORS: Final[dict[Fault, type[ProviderError]]] = {
     "disk_full": DatabaseFailure,
@@ -52,6 +52,8 @@ PARTS: Final = 4
 class FaultRules(Rules):
     """Both providers agree on which error it is and on whether to try again (contract: rules for every verb)."""
 
+    fault_part: ClassVar[FaultPart] = KERNEL
+
     @pytest.mark.parametrize("fault", ERRORS)
     @pytest.mark.parametrize("part", range(PARTS))
     async def test_every_verb_survives(self, cluster: Cluster, fault: Fault, part: int) -> None:
@@ -60,8 +62,8 @@ class FaultRules(Rules):
         """
         if fault not in cluster.harness.faults:
             pytest.skip("this database has no connection")
-        fixtures = await FaultFixtures.build(cluster)
-        for name, prepare in [*VERBS.items()][part::PARTS]:
+        fixtures = await FaultFixtures.build(cluster, fault_parts(type(self)))
+        for name, prepare in [*fault_verbs(type(self)).items()][part::PARTS]:
             for after in count():
                 fixtures.number += 1
                 attempt = await prepare(fixtures)

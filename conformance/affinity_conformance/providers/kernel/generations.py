@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from affinity.provider.contract import NewMessage, OrchestrationItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, payloads, turn, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 
 class GenerationRules(Rules):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 
 from affinity.provider.contract import Hint, HintSource
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SHORT_LEASE, new_instance
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SHORT_LEASE, new_instance
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 

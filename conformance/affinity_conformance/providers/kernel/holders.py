@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 
 from affinity.provider.contract import SessionHold, Timeouts, WorkItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, about
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.holds import HOLD
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, about
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.kernel.holds import HOLD
+from affinity_conformance.providers.peer import Peer
 
 LONG_ITEM_LOCK: Final = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 

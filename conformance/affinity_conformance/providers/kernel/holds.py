@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from affinity.provider.contract import InstanceUpdate, SessionHold
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, about
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, about
+from affinity_conformance.providers.cluster import Cluster
 
 HOLD: Final = 1_000.0
 

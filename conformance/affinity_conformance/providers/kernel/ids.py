@@ -8,9 +8,9 @@ import pytest
 
 from affinity.limits import MAX_ID_BYTES, check_id
 from affinity.provider.contract import InstanceFilter, InstanceUpdate, NewMessage, Release
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, payloads, work_item
+from affinity_conformance.providers.cluster import Cluster
 
 IDS: Final = {
     "route free": "free",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from affinity.provider.contract import Interfaces, RegisteredNames, WorkerInfo
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, profile
-from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, profile
+from affinity_conformance.providers.cluster import ENQUEUER, Cluster
 
 
 class ListingRules(Rules):

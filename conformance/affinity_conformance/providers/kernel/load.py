@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from affinity.provider.contract import FleetLoad, WorkerLoad
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SHORT_LEASE
+from affinity_conformance.providers.cluster import Cluster
 
 
 def of_peers(load: FleetLoad) -> Sequence[WorkerLoad]:

@@ -6,11 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 from affinity.provider.contract import EVENT_HEAD, InstanceUpdate, NewMessage
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, timer, work_item
-from affinity.testing.conformance.providers.cluster import ENQUEUER, Cluster
-from affinity.testing.conformance.providers.resets import reset
-from affinity.testing.conformance.providers.trees import child_of
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, timer, work_item
+from affinity_conformance.providers.cluster import ENQUEUER, Cluster
+from affinity_conformance.providers.kernel.resets import reset
+from affinity_conformance.providers.kernel.trees import child_of
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 BEGUN = InstanceUpdate(status="running")

@@ -11,11 +11,11 @@ from typing import Final
 import pytest
 
 from affinity.provider.contract import NewWorkItem, OrchestrationItem, WorkerTags, WorkKey
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import replace_execution, reset
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import turn, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.kernel.resets import replace_execution, reset
+from affinity_conformance.providers.peer import Peer
 
 GPU: Final = WorkerTags(tags=("gpu",))
 

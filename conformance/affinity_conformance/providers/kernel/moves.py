@@ -9,8 +9,8 @@ import pytest
 from affinity.limits import MAX_MOVE_QUEUED
 from affinity.provider.contract import MoveFilter, MoveReport, PlannedMove, Retention, SessionMove, SessionWatch
 from affinity.provider.timeline import Timeline
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     SESSION_LOCK,
     SHORT_LEASE,
     fetch_options,
@@ -18,8 +18,8 @@ from affinity.testing.conformance.providers.builders import (
     payloads,
     state,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.timelines import lose_tail
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.kernel.timelines import lose_tail
 
 
 class MoveRules(Rules):

@@ -16,8 +16,8 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     ITEM_LOCK,
     SESSION_LOCK,
     SHORT_LEASE,
@@ -25,10 +25,10 @@ from affinity.testing.conformance.providers.builders import (
     message_ids,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently, retried
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import replace_execution, reset
-from affinity.testing.conformance.providers.trees import child_of
+from affinity_conformance.providers.cluster import Cluster, concurrently, retried
+from affinity_conformance.providers.kernel.resets import replace_execution, reset
+from affinity_conformance.providers.kernel.trees import child_of
+from affinity_conformance.providers.peer import Peer
 
 
 def ordered(at: OrchestrationItem, activity_id: int, session_id: str = "s", **fields: Any) -> NewWorkItem:

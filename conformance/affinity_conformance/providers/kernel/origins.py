@@ -7,10 +7,10 @@ from datetime import datetime
 
 from affinity.provider.contract import InstanceUpdate, Release
 from affinity.records import ActivityRun
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import reset
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.kernel.resets import reset
+from affinity_conformance.providers.peer import Peer
 
 
 async def times(peer: Peer, execution_id: int = 1) -> list[datetime]:

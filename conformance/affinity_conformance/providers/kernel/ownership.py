@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import NewMessage, Release
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SHORT_LEASE, message_ids, new_instance, payloads, turn
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SHORT_LEASE, message_ids, new_instance, payloads, turn
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.peer import Peer
 
 
 class OwnershipRules(Rules):

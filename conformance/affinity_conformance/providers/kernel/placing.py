@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from affinity.limits import MIN_SHARE
 from affinity.provider.contract import OFFER_SECONDS, NewWorkItem, OrchestrationItem, Placed
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, count_rows, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import ITEM_LOCK, SESSION_LOCK, SHORT_LEASE, count_rows, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 
 class PlacingRules(Rules):

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 
 from affinity.provider.contract import OFFER_SECONDS, PlannedMove, SessionWatch, TakenSession
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     LONG_LEASE,
     SESSION_LOCK,
     SHORT_LEASE,
@@ -20,9 +20,9 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.holds import HOLD
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.holds import HOLD
+from affinity_conformance.providers.peer import Peer
 
 ROUNDS: Final = 30
 """Of a race."""

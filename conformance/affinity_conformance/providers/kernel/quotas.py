@@ -9,11 +9,11 @@ import pytest
 
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, InstanceUpdate, NewMessage, Quotas
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance, timer
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.trees import child_of
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import count_rows, message_ids, new_instance, timer
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.trees import child_of
+from affinity_conformance.providers.peer import Peer
 
 ROOMY = 1_000_000
 

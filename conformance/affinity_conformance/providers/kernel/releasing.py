@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from affinity.provider.contract import OFFER_SECONDS, IdleSession, InstanceUpdate, SessionWatch
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, fetch_options, turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, fetch_options, turn, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 REST = 30.0
 """Seconds for which work waits in a test, far longer than others would need to take it."""

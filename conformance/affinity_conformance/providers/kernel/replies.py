@@ -20,10 +20,10 @@ from affinity.provider.contract import (
     Quotas,
     Retention,
 )
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, message_ids, new_instance, payloads, turn
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, message_ids, new_instance, payloads, turn
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.peer import Peer
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Reset, SessionHold, SessionWatch
 from affinity.provider.history import read_whole_history
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, payloads, reset_of, timer, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, payloads, reset_of, timer, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 
 async def reset(peer: Peer, at: OrchestrationItem, keep: int, **more: Any) -> bool:

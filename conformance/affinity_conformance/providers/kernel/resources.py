@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
-from affinity.provider.contract.journal_side import JournalProvider
 from affinity.records import ActivityKey, DurableResource, ResourceStore
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import state
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.journal_driver import creation_of
-from affinity.testing.conformance.providers.lineage import Journals
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import state
+from affinity_conformance.providers.cluster import Cluster
 
 KEY: ActivityKey = ("i", 1, 1)
 LABEL = "affinity.resource/box"
@@ -124,18 +119,3 @@ class ResourceRules(Rules):
         await store.remove_resources(["r", "x"])
         await cluster.advance(61)
         assert await take() == []
-
-    async def test_a_fork_uses_what_its_base_uses(self, cluster: Cluster, store: ResourceStore) -> None:
-        """A copied record is one reference more."""
-        journals = Journals(cast("JournalProvider", store))
-        base = await journals.say("a", "1")
-        await store.begin_resource("r", "box", KEY, held=None)
-        await store.set_resource_handle("r", "1")
-        states = await cluster.states()
-        await states.save(state("a", labels={LABEL: "r"}))
-        await journals.create(creation_of("b", base, copies_state=True))
-        await states.delete(["a"])
-        assert await store.take_unused_resources(["box"], limit=10, seconds=60) == []
-        await states.delete(["b"])
-        (taken,) = await store.take_unused_resources(["box"], limit=10, seconds=60)
-        assert taken == DurableResource("r", "box", "1")

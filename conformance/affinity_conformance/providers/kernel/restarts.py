@@ -20,10 +20,10 @@ from affinity.provider.contract import (
     SessionWatch,
 )
 from affinity.provider.history import read_whole_history
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, payloads, timer, work_item
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.trees import child_of
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, payloads, timer, work_item
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.trees import child_of
 
 ENDS = {
     "completed": InstanceUpdate(status="completed", output='"done"'),

@@ -14,12 +14,12 @@ from affinity.provider.contract import (
     Retention,
 )
 from affinity.provider.history import read_whole_history
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import message_ids, new_instance, turn
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.peer import Peer
-from affinity.testing.conformance.providers.resets import reset
-from affinity.testing.conformance.providers.trees import DONE, child_of
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import message_ids, new_instance, turn
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.resets import reset
+from affinity_conformance.providers.kernel.trees import DONE, child_of
+from affinity_conformance.providers.peer import Peer
 
 DAY = 86_400.0
 COMPLETED = frozenset({"completed"})

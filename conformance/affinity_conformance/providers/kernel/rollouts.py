@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from affinity.provider.contract import NEWER_SECONDS, WorkerInfo, WorkerTags
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 GRACE = 20.0
 """Seconds for which a worker that restarts leaves its sessions to its name."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 
 from affinity.provider.contract import WorkKey
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, fetch_options
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, fetch_options
+from affinity_conformance.providers.cluster import Cluster, concurrently
 
 
 class RoutingRules(Rules):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from affinity.provider.contract import NewMessage, SessionHold
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     count_rows,
     message_ids,
     new_instance,
@@ -17,7 +17,7 @@ from affinity.testing.conformance.providers.builders import (
     turn,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.cluster import Cluster
 
 
 class SameTurnRules(Rules):

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from affinity.provider.contract import WorkAck
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import TIMEOUTS, new_instance, state, state_write, turn
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.states import Way, each_way
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import TIMEOUTS, new_instance, state, state_write, turn
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.states import Way, each_way
 
 
 class StateBatchRules(Rules):

@@ -9,10 +9,10 @@ import pytest
 
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, Timeouts, WorkItem
 from affinity.records import SessionMetadata, StateWrite
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, state, state_write
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, state, state_write
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 

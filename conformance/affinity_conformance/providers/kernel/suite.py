@@ -1,78 +1,60 @@
-"""The whole contract in one class."""
+"""The kernel's contract in one class."""
 
 from __future__ import annotations
 
-from affinity.testing.conformance.providers.activity_waits import ActivityWaitRules
-from affinity.testing.conformance.providers.audit import AuditRules
-from affinity.testing.conformance.providers.batches import BatchRules
-from affinity.testing.conformance.providers.blocked import BlockedRules
-from affinity.testing.conformance.providers.byte_limits import ByteLimitRules
-from affinity.testing.conformance.providers.capacity import CapacityRules
-from affinity.testing.conformance.providers.client import ClientRules
-from affinity.testing.conformance.providers.demand import DemandRules
-from affinity.testing.conformance.providers.epochs import EpochRules
-from affinity.testing.conformance.providers.faults import FaultRules
-from affinity.testing.conformance.providers.generations import GenerationRules
-from affinity.testing.conformance.providers.give_back import GiveBackRules
-from affinity.testing.conformance.providers.hints import HintRules
-from affinity.testing.conformance.providers.holders import HolderRules
-from affinity.testing.conformance.providers.holds import HoldRules
-from affinity.testing.conformance.providers.ids import IdRules
-from affinity.testing.conformance.providers.journal_admin import JournalAdministrationRules
-from affinity.testing.conformance.providers.journal_delegations import JournalDelegationRules
-from affinity.testing.conformance.providers.journal_descriptions import JournalDescriptionRules
-from affinity.testing.conformance.providers.journal_forks import JournalForkRules
-from affinity.testing.conformance.providers.journal_reading import JournalReadingRules
-from affinity.testing.conformance.providers.journal_requests import JournalRequestRules
-from affinity.testing.conformance.providers.journal_steps import JournalStepRules
-from affinity.testing.conformance.providers.journal_streams import JournalStreamRules
-from affinity.testing.conformance.providers.journal_wakes import JournalWakeRules
-from affinity.testing.conformance.providers.journal_writes import JournalWriteRules
-from affinity.testing.conformance.providers.journals import JournalRules
-from affinity.testing.conformance.providers.lineage import LineageRules
-from affinity.testing.conformance.providers.listing import ListingRules
-from affinity.testing.conformance.providers.load import LoadRules
-from affinity.testing.conformance.providers.locks import LockRules
-from affinity.testing.conformance.providers.management import ManagementRules
-from affinity.testing.conformance.providers.mixed_batches import MixedBatchRules
-from affinity.testing.conformance.providers.moves import MoveRules
-from affinity.testing.conformance.providers.old_data import OldDataRules
-from affinity.testing.conformance.providers.open_requests import OpenRequestRules
-from affinity.testing.conformance.providers.ordering import OrderRules
-from affinity.testing.conformance.providers.origins import OriginRules
-from affinity.testing.conformance.providers.own_fetches import OwnFetchRules
-from affinity.testing.conformance.providers.ownership import OwnershipRules
-from affinity.testing.conformance.providers.parking import ParkingRules
-from affinity.testing.conformance.providers.placing import PlacingRules
-from affinity.testing.conformance.providers.planned_moves import OperatorDrainRules, PlannedMoveRules
-from affinity.testing.conformance.providers.quotas import QuotaRules
-from affinity.testing.conformance.providers.releasing import ReleaseRules
-from affinity.testing.conformance.providers.replies import ReplyRules
-from affinity.testing.conformance.providers.resets import ResetRules
-from affinity.testing.conformance.providers.resources import ResourceRules
-from affinity.testing.conformance.providers.restarts import RestartRules
-from affinity.testing.conformance.providers.retention import RetentionRules
-from affinity.testing.conformance.providers.rollouts import RolloutRules
-from affinity.testing.conformance.providers.routing import RoutingRules
-from affinity.testing.conformance.providers.same_turn import SameTurnRules
-from affinity.testing.conformance.providers.schedules import ScheduleRules
-from affinity.testing.conformance.providers.state_batches import StateBatchRules
-from affinity.testing.conformance.providers.states import StateRules
-from affinity.testing.conformance.providers.suspension import SuspensionRules
-from affinity.testing.conformance.providers.sweeping import SweepRules
-from affinity.testing.conformance.providers.tags import TagRules
-from affinity.testing.conformance.providers.takeover import TakeoverRules
-from affinity.testing.conformance.providers.timelines import TimelineRules
-from affinity.testing.conformance.providers.touching import TouchRules
-from affinity.testing.conformance.providers.trees import TreeRules
-from affinity.testing.conformance.providers.turns import TurnRules
-from affinity.testing.conformance.providers.unknown import UnknownRules
-from affinity.testing.conformance.providers.waits import WaitRules
-from affinity.testing.conformance.providers.watches import WatchRules
-from affinity.testing.conformance.providers.workers import WorkerRules
+from affinity_conformance.providers.kernel.batches import BatchRules
+from affinity_conformance.providers.kernel.blocked import BlockedRules
+from affinity_conformance.providers.kernel.byte_limits import ByteLimitRules
+from affinity_conformance.providers.kernel.capacity import CapacityRules
+from affinity_conformance.providers.kernel.client import ClientRules
+from affinity_conformance.providers.kernel.demand import DemandRules
+from affinity_conformance.providers.kernel.epochs import EpochRules
+from affinity_conformance.providers.kernel.faults import FaultRules
+from affinity_conformance.providers.kernel.generations import GenerationRules
+from affinity_conformance.providers.kernel.give_back import GiveBackRules
+from affinity_conformance.providers.kernel.hints import HintRules
+from affinity_conformance.providers.kernel.holders import HolderRules
+from affinity_conformance.providers.kernel.holds import HoldRules
+from affinity_conformance.providers.kernel.ids import IdRules
+from affinity_conformance.providers.kernel.listing import ListingRules
+from affinity_conformance.providers.kernel.load import LoadRules
+from affinity_conformance.providers.kernel.locks import LockRules
+from affinity_conformance.providers.kernel.management import ManagementRules
+from affinity_conformance.providers.kernel.mixed_batches import MixedBatchRules
+from affinity_conformance.providers.kernel.moves import MoveRules
+from affinity_conformance.providers.kernel.ordering import OrderRules
+from affinity_conformance.providers.kernel.origins import OriginRules
+from affinity_conformance.providers.kernel.own_fetches import OwnFetchRules
+from affinity_conformance.providers.kernel.ownership import OwnershipRules
+from affinity_conformance.providers.kernel.placing import PlacingRules
+from affinity_conformance.providers.kernel.planned_moves import OperatorDrainRules, PlannedMoveRules
+from affinity_conformance.providers.kernel.quotas import QuotaRules
+from affinity_conformance.providers.kernel.releasing import ReleaseRules
+from affinity_conformance.providers.kernel.replies import ReplyRules
+from affinity_conformance.providers.kernel.resets import ResetRules
+from affinity_conformance.providers.kernel.resources import ResourceRules
+from affinity_conformance.providers.kernel.restarts import RestartRules
+from affinity_conformance.providers.kernel.retention import RetentionRules
+from affinity_conformance.providers.kernel.rollouts import RolloutRules
+from affinity_conformance.providers.kernel.routing import RoutingRules
+from affinity_conformance.providers.kernel.same_turn import SameTurnRules
+from affinity_conformance.providers.kernel.state_batches import StateBatchRules
+from affinity_conformance.providers.kernel.states import StateRules
+from affinity_conformance.providers.kernel.suspension import SuspensionRules
+from affinity_conformance.providers.kernel.sweeping import SweepRules
+from affinity_conformance.providers.kernel.tags import TagRules
+from affinity_conformance.providers.kernel.takeover import TakeoverRules
+from affinity_conformance.providers.kernel.timelines import TimelineRules
+from affinity_conformance.providers.kernel.touching import TouchRules
+from affinity_conformance.providers.kernel.trees import TreeRules
+from affinity_conformance.providers.kernel.turns import TurnRules
+from affinity_conformance.providers.kernel.unknown import UnknownRules
+from affinity_conformance.providers.kernel.waits import WaitRules
+from affinity_conformance.providers.kernel.watches import WatchRules
+from affinity_conformance.providers.kernel.workers import WorkerRules
 
 
-class ProviderConformance(
+class KernelConformance(
     WorkerRules,
     RoutingRules,
     OwnFetchRules,
@@ -111,7 +93,6 @@ class ProviderConformance(
     ListingRules,
     OriginRules,
     ManagementRules,
-    AuditRules,
     BatchRules,
     ByteLimitRules,
     IdRules,
@@ -121,26 +102,9 @@ class ProviderConformance(
     HoldRules,
     HolderRules,
     WatchRules,
-    JournalRules,
-    JournalRequestRules,
-    JournalReadingRules,
-    JournalWriteRules,
-    JournalWakeRules,
-    ParkingRules,
-    JournalStepRules,
-    JournalDelegationRules,
-    JournalStreamRules,
-    ActivityWaitRules,
-    JournalAdministrationRules,
-    JournalDescriptionRules,
-    OldDataRules,
-    OpenRequestRules,
-    JournalForkRules,
-    LineageRules,
     ResourceRules,
-    ScheduleRules,
     TimelineRules,
     FaultRules,
     HintRules,
 ):
-    """Every rule of `affinity.provider.contract`, as tests of a provider. Needs a fixture ``harness``."""
+    """The rules of the kernel, as tests of a provider. Needs a fixture ``harness``."""

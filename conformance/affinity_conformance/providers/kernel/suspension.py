@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from affinity.provider.contract import InstanceFilter, InstanceUpdate, NewMessage, OrchestrationItem, SessionWatch
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     SHORT_LEASE,
     count_rows,
     message_ids,
@@ -15,8 +15,8 @@ from affinity.testing.conformance.providers.builders import (
     timer,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 
 class SuspensionRules(Rules):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import WorkItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import SESSION_LOCK, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import FOREVER, Cluster, concurrently
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import SESSION_LOCK, SHORT_LEASE
+from affinity_conformance.providers.cluster import FOREVER, Cluster, concurrently
 
 
 class SweepRules(Rules):

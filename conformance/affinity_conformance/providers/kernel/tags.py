@@ -7,8 +7,8 @@ from typing import Final
 
 from affinity.limits import MIN_SHARE
 from affinity.provider.contract import WorkerTags
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     SESSION_LOCK,
     SHORT_LEASE,
     fetch_options,
@@ -18,8 +18,8 @@ from affinity.testing.conformance.providers.builders import (
     state_write,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 GPU: Final = WorkerTags(tags=("gpu",))
 ONLY_GPU: Final = WorkerTags(tags=("gpu",), only=True)

@@ -8,11 +8,11 @@ from affinity.errors import DatabaseChanged
 from affinity.provider.contract import NewMessage
 from affinity.provider.timeline import Timeline
 from affinity.records import database_of
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import state, state_write, turn, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.harness import Harness
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import state, state_write, turn, work_item
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.harness import Harness
+from affinity_conformance.providers.peer import Peer
 
 
 async def lose_tail(cluster: Cluster, finder: Peer) -> None:

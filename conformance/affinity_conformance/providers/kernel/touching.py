@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from affinity.provider.contract import Timeouts, WorkItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SESSION_LOCK
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 HALF = 0.5 * SESSION_LOCK

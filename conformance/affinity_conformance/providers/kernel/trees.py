@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from affinity.provider.contract import Delivery, InstanceUpdate, NewInstance, NewMessage, OrchestrationItem
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance, payloads, timer
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import count_rows, message_ids, new_instance, payloads, timer
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 DONE = InstanceUpdate(status="completed")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from affinity.provider.contract import HistoryCursor, InstanceUpdate, NewMessage
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     ITEM_LOCK,
     count_rows,
     message_ids,
@@ -15,7 +15,7 @@ from affinity.testing.conformance.providers.builders import (
     timer,
     work_item,
 )
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.cluster import Cluster
 
 DONE = InstanceUpdate(status="completed", output='"done"')
 

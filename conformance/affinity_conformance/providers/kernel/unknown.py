@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TypedDict, Unpack
 
 from affinity.provider.contract import InstanceUpdate, NewMessage, OrchestrationItem, Release
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ACTIVITY, UNKNOWN_AFTER, new_instance, turn
-from affinity.testing.conformance.providers.cluster import Cluster
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import ACTIVITY, UNKNOWN_AFTER, new_instance, turn
+from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.peer import Peer
 
 OTHERS = ("something else",)
 

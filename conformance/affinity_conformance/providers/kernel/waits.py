@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Final
 
 from affinity.provider.contract import MoveFilter, PlannedMove, WorkerTags
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import ITEM_LOCK, SHORT_LEASE, message_ids, work_item
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import ITEM_LOCK, SHORT_LEASE, message_ids, work_item
+from affinity_conformance.providers.cluster import Cluster
 
 GPU: Final = WorkerTags(tags=("gpu",))
 

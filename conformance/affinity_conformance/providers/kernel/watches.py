@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from affinity.provider.contract import OrchestrationItem, Release, SessionWatch
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import (
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import (
     SESSION_LOCK,
     SHORT_LEASE,
     count_rows,
@@ -15,9 +15,9 @@ from affinity.testing.conformance.providers.builders import (
     payloads,
     state,
 )
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
-from affinity.testing.conformance.providers.holds import ENDS
-from affinity.testing.conformance.providers.peer import Peer
+from affinity_conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.kernel.holds import ENDS
+from affinity_conformance.providers.peer import Peer
 
 DONE = ENDS["completed"]
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from affinity.errors import WorkerFenced
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import LONG_LEASE, SHORT_LEASE
-from affinity.testing.conformance.providers.cluster import Cluster
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import LONG_LEASE, SHORT_LEASE
+from affinity_conformance.providers.cluster import Cluster
 
 
 class WorkerRules(Rules):

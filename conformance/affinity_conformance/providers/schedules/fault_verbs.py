@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from affinity.provider.contract import Provider, ScheduleRow, ScheduleWrite
-from affinity.testing.conformance.providers.builders import new_instance
-from affinity.testing.conformance.providers.fault_fixtures import Attempt, FaultFixtures, same
+from affinity_conformance.providers.builders import new_instance
+from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, FaultPart, Prepare, same
 
 LONG_AGO: Final = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ async def _listed_names(provider: Provider) -> list[str]:
     return [row.name for row in await provider.list_schedules()]
 
 
-def _reading(read: Callable[[Provider], Awaitable[Any]]) -> Callable[[FaultFixtures], Awaitable[Attempt]]:
+def _reading(read: Callable[[Provider], Awaitable[Any]]) -> Prepare:
     async def prepare(fixtures: FaultFixtures) -> Attempt:
         row = await _created(fixtures, fixtures.name("schedule"))
 
@@ -59,9 +59,10 @@ def _reading(read: Callable[[Provider], Awaitable[Any]]) -> Callable[[FaultFixtu
     return prepare
 
 
-SCHEDULE_VERBS: Final = {
-    "write_schedules": write_schedules,
-    "get_due_schedules": _reading(_due_names),
-    "list_schedules": _reading(_listed_names),
-}
-"""The preparation of each verb, by its name."""
+SCHEDULES: Final = FaultPart(
+    verbs={
+        "write_schedules": write_schedules,
+        "get_due_schedules": _reading(_due_names),
+        "list_schedules": _reading(_listed_names),
+    }
+)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from affinity.errors import QuotaExceeded
+from affinity.limits import SCHEDULE_STEP
 from affinity.provider.contract import InstanceUpdate, Provider, Quotas, Retention, ScheduleRow, ScheduleWrite
-from affinity.testing.conformance.providers.base import Rules
-from affinity.testing.conformance.providers.builders import count_rows, message_ids, new_instance
-from affinity.testing.conformance.providers.cluster import Cluster, concurrently
+from affinity_conformance.providers.base import Rules
+from affinity_conformance.providers.builders import count_rows, message_ids, new_instance
+from affinity_conformance.providers.cluster import Cluster, concurrently
 
 
 class ScheduleRules(Rules):
@@ -213,6 +214,40 @@ class ScheduleRules(Rules):
         assert await _remove(provider, replace(row, revision=5)) == [False]
         assert await _remove(provider, row) == [True]
         assert await _write(provider, _row("s", generation="h")) == [True]
+
+    async def test_what_was_put_off_hides_nothing(self, cluster: Cluster) -> None:
+        """Schedules that were put off keep none behind from its turn, and come again when their time is over (contract:
+        get_due_schedules).
+        """
+        provider = (await cluster.worker("a")).provider
+        now = (await provider.get_due_schedules(0)).now
+        rows = [
+            _row(f"s{number:03}", next_due=now - timedelta(seconds=2_000 - number))
+            for number in range(SCHEDULE_STEP + 1)
+        ]
+        rows += [
+            _row(f"q{number:03}", queued=now - timedelta(seconds=2_000 - number)) for number in range(SCHEDULE_STEP + 1)
+        ]
+        assert all(await provider.write_schedules([ScheduleWrite(row=row) for row in rows]))
+        first = (await provider.get_due_schedules(SCHEDULE_STEP)).rows
+        assert len(first) == 2 * SCHEDULE_STEP
+        later = now + timedelta(seconds=60)
+        assert all(await provider.write_schedules([ScheduleWrite(row=_put_off(row, later)) for row in first]))
+        behind = await provider.get_due_schedules(SCHEDULE_STEP)
+        assert {row.name for row in behind.rows} == {f"s{SCHEDULE_STEP}", f"q{SCHEDULE_STEP}"}
+        assert behind.next_due is not None
+        assert behind.next_due <= 0
+        assert all(await provider.write_schedules([ScheduleWrite(row=_put_off(row, later)) for row in behind.rows]))
+        none = await provider.get_due_schedules(SCHEDULE_STEP)
+        assert not none.rows
+        assert none.next_due is not None
+        assert 0 < none.next_due <= 60
+        await cluster.advance(61)
+        assert len((await provider.get_due_schedules(SCHEDULE_STEP)).rows) == 2 * SCHEDULE_STEP
+
+
+def _put_off(row: ScheduleRow, until: datetime) -> ScheduleRow:
+    return replace(row, retry_at=until)
 
 
 def _row(name: str, **fields: Any) -> ScheduleRow:
