@@ -169,7 +169,7 @@ class Peer:
         taken = await self.provider.take_session(
             self.identity, session_ids, max_sessions=max_sessions, session_lock=SESSION_LOCK
         )
-        return [one.session_id for one in taken]
+        return [session.session_id for session in taken]
 
     async def assigned(self) -> list[str]:
         """The sessions that a fetch, which must find no work, says are to be taken."""

@@ -20,7 +20,7 @@ def acting(provider: Provider) -> Acting:
 async def entries_of(provider: Provider, target: str) -> list[tuple[str, str, bool]]:
     """Verb, outcome, and whether it succeeded, of the entries of a target, oldest first."""
     found = await provider.list_audit(AuditFilter(user=USER, target=target), 100)
-    return [(each.action, each.outcome, each.succeeded) for each in reversed(found)]
+    return [(entry.action, entry.outcome, entry.succeeded) for entry in reversed(found)]
 
 
 async def resume_with_user(fixtures: FaultFixtures) -> Attempt:

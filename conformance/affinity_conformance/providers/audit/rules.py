@@ -91,12 +91,12 @@ class AuditRules(Rules):
             await cluster.advance(1)
         await provider.write_audit([_entry(6), _entry(7)])  # at one time
         every = await provider.list_audit(AuditFilter(), 100)
-        assert [each.target for each in every] == [f"t{n}" for n in reversed(range(8))]
+        assert [entry.target for entry in every] == [f"t{n}" for n in reversed(range(8))]
         assert every[0].at == every[1].at
         assert every[-1].details == {"reason": "né"}
 
         async def found(**where: Any) -> Sequence[str]:
-            return [each.target for each in await provider.list_audit(AuditFilter(**where), 100)]
+            return [entry.target for entry in await provider.list_audit(AuditFilter(**where), 100)]
 
         assert await found(user="u1") == ["t7", "t5", "t3", "t1"]
         assert await found(user="u1", action="a1") == ["t7", "t1"]
@@ -108,9 +108,9 @@ class AuditRules(Rules):
         paged: list[str] = []
         after = None
         while page := await provider.list_audit(AuditFilter(after=after), 3):
-            paged += [each.target for each in page]
+            paged += [entry.target for entry in page]
             after = page[-1].at, page[-1].entry_id
-        assert paged == [each.target for each in every]
+        assert paged == [entry.target for entry in every]
 
     async def test_old_entries_are_swept(self, cluster: Cluster) -> None:
         """A sweep removes entries that are older than the retention, and without one none (contract: Retention)."""
@@ -121,7 +121,7 @@ class AuditRules(Rules):
         await cluster.advance(10)
         assert (await cluster.sweep()).audit_removed == 0
         assert (await cluster.sweep(retention=Retention(audit=MIN_AUDIT_RETENTION_SECONDS))).audit_removed == 1
-        assert [each.target for each in await provider.list_audit(AuditFilter(), 100)] == ["t1"]
+        assert [entry.target for entry in await provider.list_audit(AuditFilter(), 100)] == ["t1"]
 
 
 def _entry(n: int) -> NewAuditEntry:

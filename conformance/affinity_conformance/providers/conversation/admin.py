@@ -254,9 +254,9 @@ class JournalAdministrationRules(Rules):
         """A deletion of the record of a session deletes its journal, and no other (contract: delete_journal)."""
         talk, other = [await Conversation.open(cluster, name) for name in ("s", "t")]
         store = await cluster.states()
-        for one in (talk, other):
-            await one.append()
-            await store.save(state(one.session_id))
+        for conversation in (talk, other):
+            await conversation.append()
+            await store.save(state(conversation.session_id))
         await store.delete(["s"])
         found = await talk.journals.get_pending(["s", "t"], limit=1)
         assert [work is not None for work in found] == [False, True]

@@ -25,7 +25,7 @@ def delegation(delegation_id: str = "d", child: str = "child") -> OpenDelegation
 
 async def _ids(talk: Conversation) -> list[str]:
     """Ids of the open delegations."""
-    return sorted(each.delegation_id for each in (await talk.pending(0)).delegations)
+    return sorted(delegation.delegation_id for delegation in (await talk.pending(0)).delegations)
 
 
 class JournalDelegationRules(Rules):

@@ -202,7 +202,7 @@ class ConversationOwner:
         processed = work.inputs[-1].seq if work.inputs else work.processed
         fence = {"session_id": self.conversation.session_id, "journal_id": work.journal_id, "base": work.processed}
         write = JournalWrite(**{**fence, "processed": processed, "wake_id": "w1", "attempt": 1, **fields})
-        if "end" in fields or write.is_part or all(each.event_id is not None for each in write.entries):
+        if "end" in fields or write.is_part or all(entry.event_id is not None for entry in write.entries):
             return write
         return replace(write, end=WakeEnd(read=write.processed))
 

@@ -38,7 +38,7 @@ class JournalFetchRules(Rules):
         for number in range(appends):
             await owner.conversation.append(event_id=f"e{number}")
         fetched = await owner.peer.fetch(10, only_own=True, readers=("other", item.name))
-        assert [one.lock.key for one in fetched.items] == [item.key]
+        assert [fetched_item.lock.key for fetched_item in fetched.items] == [item.key]
         expected = await owner.conversation.pending()
         assert fetched.pending in ({}, {"s": expected})
         assert await owner.peer.give_back(*fetched.items) == [True]
@@ -59,5 +59,5 @@ class JournalFetchRules(Rules):
         expected = await owner.conversation.pending()
         assert [entry.is_copied for entry in expected.inputs] == [True]
         fetched = await owner.peer.fetch(10, only_own=True, readers=(item.name,))
-        assert [one.lock.key for one in fetched.items] == [item.key]
+        assert [fetched_item.lock.key for fetched_item in fetched.items] == [item.key]
         assert fetched.pending in ({}, {"s": expected})

@@ -54,7 +54,7 @@ async def _paused(cluster: Cluster, *requests: NewRequest) -> ConversationOwner:
 
 
 async def _ids(talk: Conversation) -> list[str]:
-    return [each.request_id for each in await talk.requests()]
+    return [request.request_id for request in await talk.requests()]
 
 
 async def _messages(cluster: Cluster, *session_ids: str) -> dict[str, list[str]]:
@@ -168,20 +168,22 @@ class JournalForkRules(Rules):
         still, gone = await talk.requests()
         assert (await answer(talk, "gone")).seq == 5
         given = [
-            InheritedRequest(each.request_id, each.kind, each.payload, each.wake_id, 4, each.created_at)
-            for each in (gone, still)
+            InheritedRequest(request.request_id, request.kind, request.payload, request.wake_id, 4, request.created_at)
+            for request in (gone, still)
         ]
         fork = await _fork(talk, "fork", 4, requests=given)
         assert await fork.requests() == [gone._replace(expires_at=None), still]
         assert (await answer(fork, "gone", wake_id="w2")).outcome == "appended"
         refused = await _creation(talk, "late", 4, requests=None)
-        assert [each.outcome for each in await talk.journals.create_journals([refused])] == ["beyond"]
+        assert [result.outcome for result in await talk.journals.create_journals([refused])] == ["beyond"]
         assert await prune(fork, entries=0) > 0
         assert await fork.numbers() == [4, 5]
         await cluster.advance(61)
         assert await fork.requests() == []
         late = await _fork(talk, "late", 5, requests=None)
-        assert [(each.request_id, each.expired) for each in (await late.pending()).requests] == [("still", True)]
+        assert [(request.request_id, request.expired) for request in (await late.pending()).requests] == [
+            ("still", True)
+        ]
 
     async def test_a_creation_has_the_requests_and_revisits_that_it_is_given(self, cluster: Cluster) -> None:
         """As an import has: with their times. Its instance is notified (contract: JournalCreation.revisits)."""
@@ -193,11 +195,11 @@ class JournalForkRules(Rules):
         made = await _fork(talk, "made", None, requests=[given], revisits=[revisit])
         work = await made.pending()
         assert (list(work.revisits), list(work.due)) == ([revisit], [])
-        assert [(each.request_id, each.expires_at) for each in work.requests] == [("own", given.expires_at)]
+        assert [(request.request_id, request.expires_at) for request in work.requests] == [("own", given.expires_at)]
         assert await _messages(cluster, "made") == {"made": ["start", "[4]"]}
         await cluster.advance(61)
         work = await made.pending()
-        assert (list(work.due), [each.expired for each in work.requests]) == ([revisit], [True])
+        assert (list(work.due), [request.expired for request in work.requests]) == ([revisit], [True])
 
     async def test_the_instance_of_a_fork_is_notified_of_a_request_that_expires(self, cluster: Cluster) -> None:
         """As of inputs that wait, and of nothing else (contract: JournalCreation.message)."""
@@ -215,9 +217,9 @@ class JournalForkRules(Rules):
         await talk.append(text="5")
         assert (await answer(talk, text="yes")).seq == 6
         fork = await _fork(talk, "fork", 6)
-        for each in (talk, fork):
-            await prune(each, entries=0)
-            assert await each.texts() == ["4", "5", "yes"]
+        for conversation in (talk, fork):
+            await prune(conversation, entries=0)
+            assert await conversation.texts() == ["4", "5", "yes"]
         assert await fork.delete()
         await owner.commit_wake(wake_id="w3")
         await prune(talk, entries=0)
@@ -243,7 +245,9 @@ class JournalForkRules(Rules):
             '"usage"',
             "no JSON with usage",
         ]
-        await owner.commit_wake(wake_id="w-1-1", entries=[output(wake_id="w-1-1", payload=each) for each in payloads])
+        await owner.commit_wake(
+            wake_id="w-1-1", entries=[output(wake_id="w-1-1", payload=payload) for payload in payloads]
+        )
         own = NewEntry(kind="user.message", payload='{"usage":{"n":100}}', is_input=True)
         await talk.append(entry=own)
         await owner.commit_wake(wake_id="v-1-1", entries=[output(wake_id="v-1-1", payload='{"usage":{"n":1000}}')])

@@ -99,8 +99,8 @@ class JournalRules(Rules):
         async def send(sender: Conversation, number: int) -> list[int]:
             numbers: list[int] = []
             for turn in range(10):
-                batch = [new_input("s", f"{number}.{turn}.{each}") for each in range(3)]
-                numbers += [one.seq for one in await sender.journals.append_journal(batch)]
+                batch = [new_input("s", f"{number}.{turn}.{index}") for index in range(3)]
+                numbers += [appended.seq for appended in await sender.journals.append_journal(batch)]
             return numbers
 
         async def read() -> list[int]:
@@ -112,12 +112,12 @@ class JournalRules(Rules):
 
         calls = [lambda sender=sender, number=number: send(sender, number) for number, sender in enumerate(senders)]
         found = await concurrently(read, *calls)
-        assert all(each == sorted(each) for each in found)
+        assert all(numbers == sorted(numbers) for numbers in found)
         assert seen == list(range(1, 122))
         texts = await senders[0].texts()
         for number in range(4):
             mine = [text for text in texts if text.startswith(f"{number}.")]
-            assert mine == [f"{number}.{turn}.{each}" for turn in range(10) for each in range(3)]
+            assert mine == [f"{number}.{turn}.{index}" for turn in range(10) for index in range(3)]
 
     async def test_one_batch_appends_to_many_journals(self, cluster: Cluster) -> None:
         """Elements are independent; elements of one journal are numbered in their order (contract: append_journal)."""
@@ -134,7 +134,7 @@ class JournalRules(Rules):
             new_input("t", "3"),
         ]
         found = await talk.journals.append_journal(batch)
-        assert [(one.outcome, one.seq) for one in found] == [
+        assert [(appended.outcome, appended.seq) for appended in found] == [
             ("appended", 1),
             ("appended", 1),
             ("unknown", 0),
@@ -155,10 +155,10 @@ class JournalRules(Rules):
         """
         talks = [await Conversation.open(cluster) for _ in range(4)]
         found = await concurrently(*(talk.append for talk in talks))
-        assert sorted(one.seq for one in found) == [1, 2, 3, 4]
-        assert [one.outcome for one in found] == ["appended"] * 4
-        assert sum(one.created for one in found) == 1
-        assert len({one.journal_id for one in found}) == 1
+        assert sorted(appended.seq for appended in found) == [1, 2, 3, 4]
+        assert [appended.outcome for appended in found] == ["appended"] * 4
+        assert sum(appended.created for appended in found) == 1
+        assert len({appended.journal_id for appended in found}) == 1
         (item,) = await (await cluster.worker("a")).take_instances()
         assert sorted(payloads(item)) == ["[1]", "[2]", "[3]", "[4]", "start"]
 
@@ -170,8 +170,8 @@ class JournalRules(Rules):
         """
         talks = [await Conversation.open(cluster) for _ in range(4)]
         found = await concurrently(*(lambda talk=talk: talk.append(event_id="e") for talk in talks))
-        assert sorted(one.outcome for one in found) == ["appended", "repeated", "repeated", "repeated"]
-        assert {(one.seq, one.journal_id) for one in found} == {(1, found[0].journal_id)}
+        assert sorted(appended.outcome for appended in found) == ["appended", "repeated", "repeated", "repeated"]
+        assert {(appended.seq, appended.journal_id) for appended in found} == {(1, found[0].journal_id)}
         assert (await talks[0].append(event_id="f")).seq == 2
         assert (await talks[0].append(event_id="e")).seq == 1
         assert await talks[0].texts() == ["hello", "hello"]
@@ -186,8 +186,8 @@ class JournalRules(Rules):
         await talks[0].append()
         for number in range(2, 12):
             found = await concurrently(*(partial(talk.append, event_id=f"e{number}") for talk in talks))
-            assert sorted(one.outcome for one in found) == ["appended", "repeated", "repeated", "repeated"]
-            assert {one.seq for one in found} == {number}
+            assert sorted(appended.outcome for appended in found) == ["appended", "repeated", "repeated", "repeated"]
+            assert {appended.seq for appended in found} == {number}
         assert await talks[0].numbers() == list(range(1, 12))
         (item,) = await (await cluster.worker("a")).take_instances()
         assert len(item.messages) == len(["start"]) + 11
@@ -233,7 +233,7 @@ class JournalRules(Rules):
             await talk.append(text=f"{number}{large}", event_id=f"e{number}")
         batch = [new_input("s", f"{number % 9}{large}", event_id=f"e{number}") for number in range(10)]
         found = await talk.journals.append_journal(batch)
-        assert [one.outcome for one in found] == ["repeated"] * 9 + ["other_event"]
+        assert [appended.outcome for appended in found] == ["repeated"] * 9 + ["other_event"]
 
     async def test_a_repeated_event_id_passes_before_other_checks(self, cluster: Cluster) -> None:
         """Behind the watermark, after closing, and where it would be refused otherwise, the id gives its number
@@ -340,7 +340,7 @@ class JournalRules(Rules):
         await talk.delete()
         late, new = new_input("s", "late", journal_id=gone), new_input("s", "new")
         found = await talk.journals.append_journal([late, new, late, new_input("t"), new_input("u", journal_id=gone)])
-        assert [one.outcome for one in found] == ["unknown", "appended", "unknown", "appended", "unknown"]
+        assert [appended.outcome for appended in found] == ["unknown", "appended", "unknown", "appended", "unknown"]
         assert await talk.texts() == ["new"]
         assert await talk.provider.get_instance(["u"]) == [None]
 
@@ -381,7 +381,7 @@ class JournalRules(Rules):
         talk = await Conversation.open(cluster)
         batch = [new_input("s", str(number), unread_limit=3) for number in range(3)]
         found = await talk.journals.append_journal(batch)
-        assert [one.outcome for one in found] == ["appended", "appended", "full"]
+        assert [appended.outcome for appended in found] == ["appended", "appended", "full"]
         assert (await talk.append(unread_limit=3)).outcome == "full"
         assert (await talk.append(unread_limit=3, message=None)).outcome == "appended"
         assert (await talk.append(unread_limit=3, event_id="e")).outcome == "full"
@@ -398,7 +398,7 @@ class JournalRules(Rules):
         await talk.append()
         await talk.provider.set_quotas(Quotas(instances=3))
         found = await talk.journals.append_journal([new_input(name) for name in ("t", "u", "t", "s")])
-        assert [one.outcome for one in found] == ["appended", "over_quota", "appended", "appended"]
+        assert [appended.outcome for appended in found] == ["appended", "over_quota", "appended", "appended"]
         assert await talk.provider.get_instance(["u"]) == [None]
         assert await talk.journals.get_pending(["u"], limit=1) == [None]
         await talk.provider.set_quotas(Quotas(instance_bytes=100))

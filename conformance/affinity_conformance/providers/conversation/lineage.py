@@ -59,7 +59,7 @@ class Journals:
             for text in texts
         ]
         done = await self.provider.append_journal(appends)
-        assert {one.outcome for one in done} == {"appended"}
+        assert {appended.outcome for appended in done} == {"appended"}
         return done[0].journal_id
 
     async def create(self, creation: JournalCreation) -> int:
@@ -161,7 +161,7 @@ class LineageRules(Rules):
         await (await cluster.worker("w")).own("i")
         refused = [creation_of("a", base), creation_of("s", base), creation_of("i", base)]
         result = await journals.provider.create_journals(refused)
-        assert [one.outcome for one in result] == ["taken"] * 3
+        assert [created.outcome for created in result] == ["taken"] * 3
         assert await journals.provider.read_journal([JournalQuery(session_id=name) for name in "si"]) == [None, None]
 
     async def test_two_creations_of_one_session_at_the_same_moment(self, journals: Journals) -> None:
@@ -189,7 +189,14 @@ class LineageRules(Rules):
             creation_of("b", base, base=JournalRange(base, 1), copies_state=True),
         ]
         result = await journals.provider.create_journals(creations)
-        assert [one.outcome for one in result] == ["beyond", "beyond", "unknown", "unknown", "unknown", "beyond"]
+        assert [created.outcome for created in result] == [
+            "beyond",
+            "beyond",
+            "unknown",
+            "unknown",
+            "unknown",
+            "beyond",
+        ]
         assert await journals.lineage("b") == []
 
     async def test_a_detached_journal_has_the_content_and_no_parents(self, journals: Journals) -> None:
@@ -198,9 +205,9 @@ class LineageRules(Rules):
         detached = creation_of("b", lineage="detach", operator="detach", base=JournalRange(base))
         await journals.create(detached)
         assert await journals.texts("b") == ["1", "2"]
-        assert [(one.session_id, one.lineage, one.parents) for one in await journals.lineage("b")] == [
-            ("b", "detach", [])
-        ]
+        assert [
+            (ancestor.session_id, ancestor.lineage, ancestor.parents) for ancestor in await journals.lineage("b")
+        ] == [("b", "detach", [])]
 
     async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
         """Of two forks, the common entries come once, then the entries of the left one, then of the right one."""
@@ -331,7 +338,13 @@ class LineageRules(Rules):
         d = await journals.create(creation_of("d", a))
         await journals.create(creation_of("m", d, c, lineage="merge", operator="join", merged=JournalRange(c)))
         found = await journals.lineage("m")
-        assert [(one.session_id, one.distance) for one in found] == [("m", 0), ("d", 1), ("c", 1), ("a", 2), ("b", 2)]
+        assert [(ancestor.session_id, ancestor.distance) for ancestor in found] == [
+            ("m", 0),
+            ("d", 1),
+            ("c", 1),
+            ("a", 2),
+            ("b", 2),
+        ]
         merged, _, fork, root, _ = found
         assert (merged.lineage, merged.operator, list(merged.parents)) == ("merge", "join", [d, c])
         assert (fork.home, fork.base) == ("a", JournalRange(b, 1))
@@ -347,11 +360,11 @@ class LineageRules(Rules):
             journal_id = creation.start.journal_id
         for at in range(0, len(creations), 100):
             result = await journals.provider.create_journals(creations[at : at + 100])
-            assert {one.outcome for one in result} == {"created"}
+            assert {created.outcome for created in result} == {"created"}
         await journals.say("g3000", "last")
         assert await journals.texts("g3000") == ["first", "last"]
         found = await journals.lineage("g3000")
-        assert [one.distance for one in found] == list(range(3001))
+        assert [ancestor.distance for ancestor in found] == list(range(3001))
         assert found[-1].session_id == "g0"
 
     # -- with wakes
@@ -476,7 +489,7 @@ class LineageRules(Rules):
         await journals.say("a", "new")
         assert await journals.texts("a") == ["new"]
         assert list(await journals.provider.delete_journal(["b"])) == [True]
-        assert [(one.session_id, one.journal_id) for one in await journals.lineage("c")][1:] == [
+        assert [(ancestor.session_id, ancestor.journal_id) for ancestor in await journals.lineage("c")][1:] == [
             (None, fork),
             (None, base),
         ]

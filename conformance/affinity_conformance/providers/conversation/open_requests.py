@@ -26,7 +26,7 @@ class OpenRequestRules(Rules):
         await cluster.advance(1)
         await self._ask(cluster, "a", new_request("r", kind="tool", payload="7"))
         found = await self._open(first)
-        assert [(one.session_id, one.request_id) for one in found] == [("b", "2"), ("b", "10"), ("a", "r")]
+        assert [(request.session_id, request.request_id) for request in found] == [("b", "2"), ("b", "10"), ("a", "r")]
         one, _, other = found
         page = await first.page()
         assert (one.journal_id, one.journal_kind, one.title, one.owner, one.labels) == (
@@ -61,7 +61,7 @@ class OpenRequestRules(Rules):
         await ended.commit(await ended.new_write(wake_id="w2"), update=InstanceUpdate(status="cancelled"))
         await resolved.commit_wake(ended_requests=["r"], wake_id="w2")
         await cluster.advance(11)
-        assert {one.session_id for one in await self._open(talk)} == {"gone", "open"}
+        assert {request.session_id for request in await self._open(talk)} == {"gone", "open"}
         again = await talks["gone"].append(answers=Answer(request_id="r", kind="confirm"))
         assert again.outcome == "appended"
 
@@ -89,9 +89,9 @@ class OpenRequestRules(Rules):
         ]
         for where, names in wanted:
             found = await self._open(talk, **where)
-            assert {(one.session_id, one.request_id) for one in found} == names, where
+            assert {(request.session_id, request.request_id) for request in found} == names, where
         await talk.journals.describe_journal("x/1", KIND, {"owner": "bob"})
-        assert {one.session_id for one in await self._open(talk, owner="bob")} == {"x/1", "x/2"}
+        assert {request.session_id for request in await self._open(talk, owner="bob")} == {"x/1", "x/2"}
 
     async def test_requests_below_a_conversation_are_found(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +107,7 @@ class OpenRequestRules(Rules):
             await self._ask(cluster, name, new_request("r"), new_request("t", kind="tool"), parent=parent)
 
         async def names(**where: Any) -> set[str]:
-            return {one.session_id for one in await self._open(talk, 3, **where)}
+            return {request.session_id for request in await self._open(talk, 3, **where)}
 
         assert await names(below="a") == {"a", "b", "c", "d", "e"}
         assert await names(below="b") == {"b", "d", "e"}
@@ -128,11 +128,11 @@ class OpenRequestRules(Rules):
             talk = await self._ask(cluster, name, new_request("b"), new_request("a"), about=about)
         order = [(name, request_id) for name in map(str, range(10)) for request_id in "ba"]
         for limit in (1, 2, 3, 100):
-            assert [(one.session_id, one.request_id) for one in await self._open(talk, limit)] == order
-            found = [(one.session_id, one.request_id) for one in await self._open(talk, limit, owner="ann")]
-            assert found == [one for one in order if one[0] in rare]
+            assert [(request.session_id, request.request_id) for request in await self._open(talk, limit)] == order
+            found = [(request.session_id, request.request_id) for request in await self._open(talk, limit, owner="ann")]
+            assert found == [names for names in order if names[0] in rare]
             some = await self._open(talk, limit, session_ids=["7", "1", "4"], owner="ann")
-            assert [one.session_id for one in some] == ["1", "1", "7", "7"]
+            assert [request.session_id for request in some] == ["1", "1", "7", "7"]
 
     async def test_requests_are_listed_by_expiry(self, cluster: Cluster) -> None:
         """Page by page, with the ones at the end that do not expire (contract: RequestFilter.by_expiry)."""
@@ -141,16 +141,16 @@ class OpenRequestRules(Rules):
             talk = await self._ask(cluster, name, new_request(expires_in=expires_in))
         for limit in (1, 3, 100):
             found = await self._open(talk, limit, by_expiry=True)
-            assert [one.session_id for one in found] == ["soon", "then", "late", "never"]
+            assert [request.session_id for request in found] == ["soon", "then", "late", "never"]
             found = await self._open(talk, limit, by_expiry=True, session_ids=["never", "late"])
-            assert [one.session_id for one in found] == ["late", "never"]
+            assert [request.session_id for request in found] == ["late", "never"]
 
     async def test_pages_by_expiry_have_each_request_once(self, cluster: Cluster) -> None:
         """Also where they expire within a fraction of a second (contract: RequestFilter.by_expiry)."""
         names = [str(place) for place in range(1, 8)]
         for name in names:
             talk = await self._ask(cluster, name, new_request(expires_in=60 + int(name) / 7))
-        assert [one.session_id for one in await self._open(talk, 2, by_expiry=True)] == names
+        assert [request.session_id for request in await self._open(talk, 2, by_expiry=True)] == names
 
     async def test_requests_of_a_fork_are_listed_beside_their_originals(self, cluster: Cluster) -> None:
         """They are as old, and answered independently (contract: JournalCreation.requests)."""
@@ -158,10 +158,10 @@ class OpenRequestRules(Rules):
         await cluster.advance(1)
         await self._ask(cluster, "t", new_request())
         await talk.fork("f", requests=None)
-        found = [(one.session_id, one.request_id) for one in await self._open(talk, 1)]
+        found = [(request.session_id, request.request_id) for request in await self._open(talk, 1)]
         assert (set(found[:2]), found[2:]) == ({("s", "r"), ("f", "r")}, [("t", "r")])
         await answer(talk)
-        assert [one.session_id for one in await self._open(talk, 1)] == ["f", "t"]
+        assert [request.session_id for request in await self._open(talk, 1)] == ["f", "t"]
 
     async def _ask(self, cluster: Cluster, name: str, *requests: Any, **start: Any) -> Conversation:
         """A conversation whose wake has made these requests."""

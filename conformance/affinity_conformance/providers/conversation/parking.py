@@ -196,8 +196,8 @@ class ParkingRules(Rules):
             await talk.append(kind="of another kind", start=None),
             await talk.append(answers=ANSWER),
         ]
-        assert [one.outcome for one in outcomes] == ["repeated"] * 2 + ["other_kind"] * 2 + ["not_pending"]
-        assert not any(one.unparked for one in outcomes)
+        assert [appended.outcome for appended in outcomes] == ["repeated"] * 2 + ["other_kind"] * 2 + ["not_pending"]
+        assert not any(appended.unparked for appended in outcomes)
         await talk.append(**MARKED)
         assert (await talk.append(event_id="f", start=None)).unparked
         repeated = await talk.append(event_id="f")
@@ -294,7 +294,7 @@ class ParkingRules(Rules):
         result = await owner.commit(write, acks=[item.lock], work_items=pair)
         assert result.placed[-1] == PARKED
         assert (await owner.conversation.append()).unparked
-        assert [one.payload for one in await owner.peer.take_all()] == ["fourth"]
+        assert [item.payload for item in await owner.peer.take_all()] == ["fourth"]
 
     async def test_parked_items_are_committed_beside_others(self, cluster: Cluster) -> None:
         """The places are in the order of the items (contract: TurnResult.placed)."""
@@ -315,7 +315,7 @@ class ParkingRules(Rules):
         results = await owners["s"].peer.commit(*turns)
         assert [list(result.placed) for result in results] == [[PARKED], [PARKED], [QUEUED]]
         outcomes = [await owner.conversation.append() for owner in owners.values()]
-        assert [one.unparked for one in outcomes] == [True, True, False]
+        assert [appended.unparked for appended in outcomes] == [True, True, False]
 
     # -- its end
 
@@ -420,9 +420,9 @@ class ParkingRules(Rules):
         note = new_input("s", entry=None, message=PARKED_MARK)
         batch = [note, new_input("s"), new_input("t"), new_input("s"), note, new_input("new"), new_input("t")]
         outcomes = await owner.conversation.journals.append_journal(batch)
-        assert [one.unparked for one in outcomes] == [False, True, True, False, False, False, False]
+        assert [appended.unparked for appended in outcomes] == [False, True, True, False, False, False, False]
         assert await _messages(owner) == ["true", "[3]", "false"]
-        assert sorted([one.lock.key.instance_id for one in await owner.peer.take_all()]) == ["s", "t"]
+        assert sorted([item.lock.key.instance_id for item in await owner.peer.take_all()]) == ["s", "t"]
 
     async def test_a_batch_of_inputs_unparks_in_its_order(self, cluster: Cluster) -> None:
         """Plain inputs of different journals, delivered in the order of the batch (contract: append_journal)."""
@@ -432,9 +432,9 @@ class ParkingRules(Rules):
             await _go_on(owners[name], _new_item(owners[name]))
         batch = [new_input(name, start=None) for name in ("c", "e", "a", "d", "b")]
         outcomes = await owners["a"].conversation.journals.append_journal(batch)
-        assert [one.unparked for one in outcomes] == [True, False, True, True, True]
+        assert [appended.unparked for appended in outcomes] == [True, False, True, True, True]
         taken = await (await cluster.worker("other")).take_all()
-        assert [one.lock.key.instance_id for one in taken] == names
+        assert [item.lock.key.instance_id for item in taken] == names
 
     async def test_a_wake_unparks_the_item_of_another_conversation(self, cluster: Cluster) -> None:
         """What it appends does, by its turn and by its ack (contract: JournalWrite.appends)."""
@@ -462,12 +462,12 @@ class ParkingRules(Rules):
         turns = []
         for name, to in (("b", ["a"]), ("a", ["b"]), ("c", ["b"])):
             owner = owners[name]
-            write = await owner.new_write(entries=[output()], appends=[new_input(each, start=None) for each in to])
+            write = await owner.new_write(entries=[output()], appends=[new_input(name, start=None) for name in to])
             turns.append(turn(owner.at, journals=[write], work_items=[_new_item(owner)]))
         results = await owners["a"].peer.commit(*turns)
         assert [list(result.placed) for result in results] == [[PARKED]] * 3
         taken = await owners["a"].peer.take_all()
-        assert sorted([one.lock.key.instance_id for one in taken]) == ["a", "b"]
+        assert sorted([item.lock.key.instance_id for item in taken]) == ["a", "b"]
         messages = {item.instance_id: payloads(item) for item in await owners["a"].peer.take_instances(100)}
         assert messages == {"b": ["[4]"]}
 
@@ -530,7 +530,7 @@ class ParkingRules(Rules):
             await concurrently(send_all, run)
         for name, owner in owners.items():
             assert (await owner.conversation.pending()).inputs == []
-            assert wakes[name] == sum([one.unparked for one in appended[name]]) + not_parked[name]
+            assert wakes[name] == sum([append.unparked for append in appended[name]]) + not_parked[name]
             assert (await owner.conversation.append(start=None)).unparked
 
     async def test_an_input_races_with_the_end_of_its_item(self, cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ async def _ten(cluster: Cluster) -> Conversation:
         batch.append(new_input("s", str(number), entry_kind="ab"[number // 2 % 2], event_id=f"e{number}"))
         note = output(str(number + 1), f"w{number + 1}", kind="c")
         batch.append(new_input("s", entry=note, message=None))
-    assert [one.seq for one in await talk.journals.append_journal(batch)] == list(range(1, 11))
+    assert [appended.seq for appended in await talk.journals.append_journal(batch)] == list(range(1, 11))
     return talk
 
 

@@ -80,10 +80,15 @@ class JournalRequestRules(Rules):
         await owner.commit_wake(requests=[new_request(), new_request("q")])
         talks = [await Conversation.open(cluster) for _ in range(4)]
         found = await concurrently(*(lambda talk=talk: answer(talk) for talk in talks))
-        assert sorted(one.outcome for one in found) == ["appended", "not_pending", "not_pending", "not_pending"]
+        assert sorted(appended.outcome for appended in found) == [
+            "appended",
+            "not_pending",
+            "not_pending",
+            "not_pending",
+        ]
         batch = [new_input("s", answers=Answer(request_id="q", kind="confirm"))] * 2
         found = list(await talks[0].journals.append_journal(batch))
-        assert [one.outcome for one in found] == ["appended", "not_pending"]
+        assert [appended.outcome for appended in found] == ["appended", "not_pending"]
 
     async def test_a_repeated_answer_is_the_first_one(self, cluster: Cluster) -> None:
         """A sender that repeats after a lost reply learns the number of its answer (contract: JournalAppend)."""
@@ -130,7 +135,7 @@ class JournalRequestRules(Rules):
             new_input("s", answers=Answer(request_id="r", kind="confirm")),
         ]
         found = await owner.conversation.journals.append_journal(batch)
-        assert [one.outcome for one in found] == ["appended", "appended", "not_pending"]
+        assert [appended.outcome for appended in found] == ["appended", "appended", "not_pending"]
 
     async def test_a_wake_that_has_not_seen_an_interrupt_asks_for_nothing(self, cluster: Cluster) -> None:
         """Requests and revisits of a wake are left out if an input that drops them came while it ran. Requests and
@@ -172,11 +177,14 @@ class JournalRequestRules(Rules):
         await owner.commit_wake(revisits=[new_revisit("k", 60, reason="first"), new_revisit("k", 1)])
         await owner.commit_wake(revisits=[new_revisit("k", 1, reason="second"), new_revisit("l", 30)], wake_id="w2")
         found = await talk.revisits()
-        assert [(one.key, one.reason, one.wake_id) for one in found] == [("l", "", "w2"), ("k", "first", "w1")]
+        assert [(revisit.key, revisit.reason, revisit.wake_id) for revisit in found] == [
+            ("l", "", "w2"),
+            ("k", "first", "w1"),
+        ]
         assert (await talk.pending()).revisits == found
         again = new_revisit("k", 90, reason="third")
         await owner.commit_wake(ended_revisits=["k", "none"], revisits=[again], wake_id="w3")
-        assert [(one.key, one.reason) for one in await talk.revisits()] == [("l", ""), ("k", "third")]
+        assert [(revisit.key, revisit.reason) for revisit in await talk.revisits()] == [("l", ""), ("k", "third")]
 
     async def test_wakes_race_for_one_revisit(self, cluster: Cluster) -> None:
         """Of two that commit at the same time, both of the same watermark, one adds it and both commit (contract:
@@ -209,19 +217,19 @@ class JournalRequestRules(Rules):
         await owner.commit_wake(revisits=revisits)
         work = await talk.pending()
         by_time = ["low", "early", "late", "urgent", "far"]
-        assert (work.due, [one.key for one in work.revisits]) == ([], by_time)
+        assert (work.due, [revisit.key for revisit in work.revisits]) == ([], by_time)
         assert work.next_due is not None
         assert 0 < work.next_due <= 5
         await cluster.advance(40)
         work = await talk.pending()
-        assert [one.key for one in work.due] == ["urgent", "early", "late", "low"]
-        assert [one.key for one in work.revisits] == by_time
+        assert [revisit.key for revisit in work.due] == ["urgent", "early", "late", "low"]
+        assert [revisit.key for revisit in work.revisits] == by_time
         assert (work.due[1].reason, work.due[1].note, work.due[1].priority) == ("why", '{"a": 1}', 0)
         assert work.next_due is not None
         assert 900 < work.next_due <= 960
-        await owner.commit_wake(ended_revisits=[one.key for one in work.due], wake_id="w2")
+        await owner.commit_wake(ended_revisits=[revisit.key for revisit in work.due], wake_id="w2")
         work = await talk.pending()
-        assert (work.due, [one.key for one in work.revisits]) == ([], ["far"])
+        assert (work.due, [revisit.key for revisit in work.revisits]) == ([], ["far"])
 
     async def test_a_refused_wake_keeps_its_revisits(self, cluster: Cluster) -> None:
         """What was due stays when the commit is refused (contract: JournalWrite)."""
@@ -229,4 +237,4 @@ class JournalRequestRules(Rules):
         await owner.commit_wake(revisits=[new_revisit(delay=0.0)])
         write = await owner.new_write(base=0, ended_revisits=["k"], wake_id="w2")
         assert not (await owner.commit(write)).committed
-        assert [one.key for one in (await owner.conversation.pending()).due] == ["k"]
+        assert [revisit.key for revisit in (await owner.conversation.pending()).due] == ["k"]

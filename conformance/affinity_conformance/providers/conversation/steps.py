@@ -71,7 +71,7 @@ class JournalStepRules(Rules):
         assert await commit_part(wake.peer, wake.item, await wake.new_part(entries=[output("first")]), state=state)
         assert await wake.talk.texts() == ["hello", "first"]
         work = await wake.talk.pending()
-        assert (work.processed, [each.seq for each in work.inputs]) == (0, [1])
+        assert (work.processed, [entry.seq for entry in work.inputs]) == (0, [1])
         assert await cluster.results() == []
         later = state_write(wake.item, b"2", base=1)
         end = await wake.owner.new_write(entries=[output("second")])
@@ -134,10 +134,10 @@ class JournalStepRules(Rules):
         await wake.peer.provider.ack_work_item(
             wake.peer.identity, [WorkAck(lock=wake.item.lock, message="done", journal=end)], TIMEOUTS
         )
-        found = {each.instance_id: each for each in await wake.peer.take_instances(100)}
+        found = {item.instance_id: item for item in await wake.peer.take_instances(100)}
         names = ("a", "b", "c", "d")
-        begun = [(found[each].name, [one.payload for one in found[each].messages]) for each in names]
-        assert begun == [("run", [f"start {each}"]) for each in names]
+        begun = [(found[name].name, [message.payload for message in found[name].messages]) for name in names]
+        assert begun == [("run", [f"start {name}"]) for name in names]
         assert await wake.peer.provider.get_instance(["refused"]) == [None]
 
     async def test_steps_are_found_until_a_write_clears_them(self, cluster: Cluster) -> None:
@@ -166,7 +166,9 @@ class JournalStepRules(Rules):
         journal_id = (await other.conversation.page()).journal_id
         assert await other.conversation.delete()
         again = new_input("t", start=new_start("t", journal_id=journal_id))
-        assert [each.outcome for each in await other.conversation.journals.append_journal([again])] == ["appended"]
+        assert [appended.outcome for appended in await other.conversation.journals.append_journal([again])] == [
+            "appended"
+        ]
         assert (await other.conversation.pending()).steps == []
 
     async def test_a_fork_goes_on_with_the_steps_of_its_base(self, cluster: Cluster) -> None:
@@ -183,7 +185,7 @@ class JournalStepRules(Rules):
             creation_of("plain", base),
         ]
         results = await wake.talk.journals.create_journals(made)
-        assert [each.outcome for each in results] == ["created"] * 3
+        assert [result.outcome for result in results] == ["created"] * 3
         by_wake = creation_of("by wake", base, copies_state=True)
         await wake.owner.commit_wake(clear_steps=True, creations=[by_wake])
         found = {}
@@ -202,8 +204,8 @@ class JournalStepRules(Rules):
         assert await wake.talk.requests() == []
         asked = replace(read_all, requests=[new_request()], revisits=[new_revisit()])
         assert await commit_part(wake.peer, wake.item, asked)
-        assert [each.request_id for each in await wake.talk.requests()] == ["r"]
-        assert [each.key for each in await wake.talk.revisits()] == ["k"]
+        assert [request.request_id for request in await wake.talk.requests()] == ["r"]
+        assert [revisit.key for revisit in await wake.talk.revisits()] == ["k"]
 
     async def test_a_part_ends_no_stream(self, cluster: Cluster) -> None:
         """It may clear the parts so far; later ones of the attempt are read (contract: JournalWrite.is_part)."""

@@ -55,8 +55,8 @@ class JournalStreamRules(Rules):
         write_stream).
         """
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster, "other")
-        for each in (talk, other):
-            await each.append()
+        for conversation in (talk, other):
+            await conversation.append()
         await talk.stream(1)
         journal_id = (await talk.page()).journal_id
         late = [await talk.part(number, attempt=2) for number in (3, 4)]

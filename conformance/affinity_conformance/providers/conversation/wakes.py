@@ -26,7 +26,7 @@ async def run_wake(
 ) -> None:
     """Commit the end of a wake that was given the inputs up to a number, or all, and has one entry: its id."""
     work = await owner.conversation.pending()
-    read = upto or max((each.seq for each in work.inputs), default=work.processed)
+    read = upto or max((entry.seq for entry in work.inputs), default=work.processed)
     step = {"processed": read if outcome == "done" else work.processed, "entries": [output(wake_id, wake_id)]}
     await owner.commit_wake(wake_id=wake_id, end=WakeEnd(outcome=outcome, read=read), **{**step, **fields})
 
@@ -67,7 +67,7 @@ class JournalWakeRules(Rules):
         await owner.commit_wake(entries=[output()], is_part=True)
         assert await owner.conversation.wakes() == []
         assert (await owner.commit(write)).committed
-        assert [each.seq for each in await owner.conversation.wakes()] == [3]
+        assert [wake.seq for wake in await owner.conversation.wakes()] == [3]
 
     async def test_of_one_batch_each_wake_has_its_own(self, cluster: Cluster) -> None:
         """Of turns, of which one is refused, and one ends no wake; and of acks (contract: JournalWrite.end)."""
@@ -80,14 +80,16 @@ class JournalWakeRules(Rules):
         writes = [await owner.new_write(entries=[output()] * n) for n, owner in enumerate(owners, 1)]
         writes[1], writes[2] = replace(writes[1], base=1), replace(writes[2], end=None)
         await peer.commit(*[turn(owner.at, journals=[write]) for owner, write in zip(owners, writes, strict=True)])
-        found = [[each.seq for each in await owner.conversation.wakes()] for owner in owners]
+        found = [[wake.seq for wake in await owner.conversation.wakes()] for owner in owners]
         assert found == [[2], [], [], [5]]
         await cluster.enqueue("s1", "s2")
         items = await peer.take(2)
         again = [replace(writes[1], base=0), replace(writes[2], base=7)]
-        acks = [WorkAck(lock=item.lock, message="done", journal=one) for item, one in zip(items, again, strict=True)]
+        acks = [
+            WorkAck(lock=item.lock, message="done", journal=write) for item, write in zip(items, again, strict=True)
+        ]
         assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False]
-        assert [[each.seq for each in await owner.conversation.wakes()] for owner in owners[1:3]] == [[3], []]
+        assert [[wake.seq for wake in await owner.conversation.wakes()] for owner in owners[1:3]] == [[3], []]
 
     async def test_the_reply_is_of_the_wake_that_has_processed_the_input(self, cluster: Cluster) -> None:
         """All its entries, of earlier attempts and parts too, and no others (contract: JournalQuery.reply_to)."""
@@ -162,7 +164,7 @@ class JournalWakeRules(Rules):
             await owner.commit_wake(wake_id=name, entries=[output(f"{name}.{n}", name) for n in range(2)])
             await talk.append()
         assert await prune(talk, entries=3) == 4
-        assert [each.wake_id for each in await talk.wakes()] == ["w2"]
+        assert [wake.wake_id for wake in await talk.wakes()] == ["w2"]
         assert await reply(talk, 4) == ["w2.0", "w2.1"]
         assert await prune(talk, entries=2) == 1
         assert await reply(talk, 4) == ["w2.1"]
@@ -184,19 +186,19 @@ class JournalWakeRules(Rules):
             assert await reply(made, 1) == ["w1"]
         assert await reply(whole, 3) == ["w2"]
         assert (await cut.page(reply_to=3)).wake is None
-        assert [each.wake_id for each in await cut.wakes()] == ["w1"]
-        assert [each.wake_id for each in await whole.wakes()] == ["w1", "w2", "w3"]
-        assert [each.wake_id for each in await whole.wakes(newest_first=True, limit=2)] == ["w3", "w2"]
+        assert [wake.wake_id for wake in await cut.wakes()] == ["w1"]
+        assert [wake.wake_id for wake in await whole.wakes()] == ["w1", "w2", "w3"]
+        assert [wake.wake_id for wake in await whole.wakes(newest_first=True, limit=2)] == ["w3", "w2"]
         assert [(await whole.page(reply_to=5)).wake, (await whole.page(reply_to=2)).is_input] == [None, False]
         mine = await ConversationOwner.of(owner.peer, "whole")
         await run_wake(mine, "w4")
         assert await reply(whole, 5) == ["w4"]
-        assert [each.wake_id for each in await whole.wakes(after=5)] == ["w3", "w4"]
+        assert [wake.wake_id for wake in await whole.wakes(after=5)] == ["w3", "w4"]
         assert (await talk.page(reply_to=5)).entries == []
         await talk.delete()
         assert [await reply(whole, seq) for seq in (1, 3, 5)] == [["w1"], ["w2"], ["w4"]]
         await prune(whole, entries=3)
-        assert [each.wake_id for each in await whole.wakes()] == ["w3", "w4"]
+        assert [wake.wake_id for wake in await whole.wakes()] == ["w3", "w4"]
 
     async def test_a_merge_has_no_replies_of_its_right_side(self, cluster: Cluster) -> None:
         """What was processed there is no input; its own wakes process what waits there (contract: JournalWake)."""
@@ -205,7 +207,7 @@ class JournalWakeRules(Rules):
         right = await ConversationOwner.begin(cluster, "t", text="right")
         await run_wake(right, "r")
         await right.conversation.append(text="waits")
-        base, merged = [(await each.conversation.page()).journal_id for each in (left, right)]
+        base, merged = [(await owner.conversation.page()).journal_id for owner in (left, right)]
         creation = creation_of("m", base, merged, lineage="merge", merged=JournalRange(merged))
         made = await left.conversation.create(creation)
         assert await made.texts() == ["hello", "l", "right", "r", "waits"]
@@ -213,7 +215,7 @@ class JournalWakeRules(Rules):
         assert (await made.page(reply_to=3)).is_input is False
         await run_wake(await ConversationOwner.of(left.peer, "m"), "m")
         assert await reply(made, 5) == ["m"]
-        assert [each.wake_id for each in await made.wakes()] == ["l", "m"]
+        assert [wake.wake_id for wake in await made.wakes()] == ["l", "m"]
 
     async def test_an_import_has_the_wakes_that_come_with_it(self, cluster: Cluster) -> None:
         """And the watermark; later inputs wait (contract: JournalCreation.wakes, JournalCreation.processed)."""
@@ -228,7 +230,7 @@ class JournalWakeRules(Rules):
         assert await made.wakes() == wakes
         assert await reply(made, 1) == ["2"]
         work = await made.pending()
-        assert (work.processed, [each.seq for each in work.inputs]) == (1, [3])
+        assert (work.processed, [entry.seq for entry in work.inputs]) == (1, [3])
         await run_wake(await ConversationOwner.take(cluster, "i"), "w2")
         assert await reply(made, 3) == ["w2"]
 
@@ -245,5 +247,5 @@ class JournalWakeRules(Rules):
         assert await reply(made, 1) == ["w1"]
         assert await made.delete()
         again = new_input(start=new_start(journal_id=journal_id))
-        assert [each.outcome for each in await talk.journals.append_journal([again])] == ["appended"]
+        assert [appended.outcome for appended in await talk.journals.append_journal([again])] == ["appended"]
         assert await talk.wakes() == []

@@ -386,9 +386,9 @@ class JournalWriteRules(Rules):
         child, parent = Conversation(provider, "child"), Conversation(provider, "parent")
         old_child = (await child.append(start=new_start("child", parent="s"))).journal_id
         old_parent = (await parent.append()).journal_id
-        for one in (child, parent):
-            await provider.delete_instance([one.session_id], force=True)
-            await one.delete()
+        for conversation in (child, parent):
+            await provider.delete_instance([conversation.session_id], force=True)
+            await conversation.delete()
         start = new_start("child", parent="s")
         to_child = new_input("child", start=start, sender="s", journal_id=old_child, if_refused=_bounce())
         to_parent = new_input("parent", start=None, journal_id=old_parent)

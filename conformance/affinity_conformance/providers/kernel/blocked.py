@@ -23,9 +23,13 @@ async def _resources(cluster: Cluster) -> None:
     for number in range(LIMIT + 1):
         await provider.begin_resource(f"r{number}", "box", ("gone", 1, number), held=None)
         await cluster.advance(0.001)
-    first = {one.resource_id for one in await provider.take_unused_resources(["box"], limit=LIMIT, seconds=1.0)}
+    first = {
+        resource.resource_id for resource in await provider.take_unused_resources(["box"], limit=LIMIT, seconds=1.0)
+    }
     await cluster.advance(2.0)
-    second = {one.resource_id for one in await provider.take_unused_resources(["box"], limit=LIMIT, seconds=1.0)}
+    second = {
+        resource.resource_id for resource in await provider.take_unused_resources(["box"], limit=LIMIT, seconds=1.0)
+    }
     assert first | second == {f"r{number}" for number in range(LIMIT + 1)}
 
 
@@ -43,7 +47,7 @@ async def _planned_moves(cluster: Cluster) -> None:
     assigned = (await b.fetch()).assigned
     assert names[-1] in assigned
     taken = await b.provider.take_session(b.identity, assigned, max_sessions=10**6, session_lock=SESSION_LOCK)
-    assert [one.session_id for one in taken] == [names[-1]]
+    assert [session.session_id for session in taken] == [names[-1]]
 
 
 async def _offers(cluster: Cluster) -> None:

@@ -104,7 +104,7 @@ class CapacityRules(Rules):
         for kind in (["s", "s", "s"], [None, None, None], ["s", "s", None], ["s", None, "t"], ["u", "v", "w"]):
             await cluster.enqueue(*kind)
             found = [await a.fetch(2) for _ in range(2)]
-            assert [(len(one.items), one.limit_reached) for one in found] == [(2, True), (1, False)], kind
+            assert [(len(fetched.items), fetched.limit_reached) for fetched in found] == [(2, True), (1, False)], kind
             await cluster.enqueue(*kind)
             fetched = await a.fetch(3)
             assert (len(fetched.items), fetched.limit_reached) == (3, False), kind

@@ -103,7 +103,7 @@ async def _created(fixtures: FaultFixtures) -> DurableResource:
 async def _remove(fixtures: FaultFixtures) -> None:
     """Remove what the attempt has begun, so that no later one meets it."""
     taken = await fixtures.clean.provider.take_unused_resources([fixtures.name("n")], limit=10, seconds=TAKEN)
-    await fixtures.clean.provider.remove_resources([each.resource_id for each in taken])
+    await fixtures.clean.provider.remove_resources([resource.resource_id for resource in taken])
 
 
 RESOURCE_VERBS: Final = {

@@ -218,7 +218,7 @@ async def take_session(fixtures: FaultFixtures) -> Attempt:
     assert await fixtures.other.plan(session, fixtures.me.worker_id) == "planned"
 
     async def check(taken: Any) -> None:
-        assert [one.former for one in taken] == ["b"] or (attempt.unknown and taken == [])
+        assert [session.former for session in taken] == ["b"] or (attempt.unknown and taken == [])
         assert await fixtures.clean.holds_for(session) != [None]
 
     attempt = Attempt(

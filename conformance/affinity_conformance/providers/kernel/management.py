@@ -32,7 +32,7 @@ class ManagementRules(Rules):
         ]
         await a.commit_one(at, work_items=items)
         waiting, running, delayed = await a.provider.list_work_items("i", 10)
-        assert [one.key.activity_id for one in (waiting, running, delayed)] == [1, 2, 3]
+        assert [item.key.activity_id for item in (waiting, running, delayed)] == [1, 2, 3]
         assert (waiting.state, waiting.worker_id, waiting.session_id, waiting.name) == ("waiting", None, "s", "work")
         assert (running.state, running.worker_id, running.attempts, running.failures) == ("running", "a", 1, 0)
         assert (delayed.state, delayed.worker_id, delayed.attempts, delayed.last_error) == ("delayed", None, 0, None)
@@ -41,7 +41,7 @@ class ManagementRules(Rules):
         assert 39 < (delayed.visible_at - delayed.queued_at).total_seconds() < 50
         assert len(await a.provider.list_work_items("i", 2)) == 2
         await a.leave()
-        assert {one.state for one in await a.provider.list_work_items("i", 2)} == {"waiting"}
+        assert {item.state for item in await a.provider.list_work_items("i", 2)} == {"waiting"}
 
     async def test_an_item_that_is_tried_again_says_why(self, cluster: Cluster) -> None:
         """A retried item shows its last error until it is removed (contract: WorkAbandon.error)."""
@@ -86,7 +86,7 @@ class ManagementRules(Rules):
         assert now.started_at is not None
         assert 60 <= (second.ended_at - now.started_at).total_seconds() < 70
         pages = [await a.provider.list_executions("i", 2), await a.provider.list_executions("i", 2, before=2)]
-        assert [[one.execution_id for one in page] for page in pages] == [[3, 2], [1]]
+        assert [[execution.execution_id for execution in page] for page in pages] == [[3, 2], [1]]
         assert list(await a.provider.list_executions("i", 2, before=1)) == []
         assert list(await a.provider.list_executions("unknown", 2)) == []
 
@@ -95,18 +95,18 @@ class ManagementRules(Rules):
         a, root = await cluster.owner("a", "root")
         children = [child_of(root, name) for name in ("x", "y")]
         await a.commit_one(root, consumed=message_ids(root), instances=children)
-        found = {one.instance_id: one for one in await a.take_instances()}
+        found = {item.instance_id: item for item in await a.take_instances()}
         x = found["x"]
         await a.commit_one(x, consumed=message_ids(x), instances=[child_of(x, "z")], update=DONE)
         await a.provider.create_instance([new_instance("stranger", parent_id="unknown")])
-        members = {one.instance_id: one for one in await a.provider.list_tree("root", 10)}
-        assert {name: one.parent_id for name, one in members.items()} == {
+        members = {instance.instance_id: instance for instance in await a.provider.list_tree("root", 10)}
+        assert {name: instance.parent_id for name, instance in members.items()} == {
             "root": None, "x": "root", "y": "root", "z": "x"
         }  # fmt: skip
         assert [members[name].status for name in ("x", "z")] == ["completed", "pending"]
         assert members["root"].created_at == (await a.info("root")).created_at
-        assert [one.instance_id for one in await a.provider.list_tree("z", 10)] == ["z"]
-        near = {one.instance_id for one in await a.provider.list_tree("root", 3)}
+        assert [instance.instance_id for instance in await a.provider.list_tree("z", 10)] == ["z"]
+        near = {instance.instance_id for instance in await a.provider.list_tree("root", 3)}
         assert near == {"root", "x", "y"}
         assert list(await a.provider.list_tree("unknown", 10)) == []
 
@@ -177,22 +177,22 @@ class ManagementRules(Rules):
         await a.provider.create_instance([new_instance("first", name="flow", version="1"), new_instance("second")])
         sample = await a.provider.sample_waiting_work(100)
         counts = Counter[object]()
-        for one in sample:
-            counts[one.kind, one.name, one.tag] += one.count
+        for waiting in sample:
+            counts[waiting.kind, waiting.name, waiting.tag] += waiting.count
         assert counts == {
             ("activities", "pay", None): 3,
             ("activities", "pay", "gpu"): 1,
             ("orchestrations", "flow@1", None): 1,
             ("orchestrations", new_instance("second").name, None): 1,
         }
-        assert {one.instance_id for one in sample} == {ENQUEUER, "first", "second"}
-        since = {one.kind: one.since for one in sample}
+        assert {waiting.instance_id for waiting in sample} == {ENQUEUER, "first", "second"}
+        since = {waiting.kind: waiting.since for waiting in sample}
         assert None not in since.values()
         assert since["activities"] < since["orchestrations"]  # type: ignore[operator]
-        assert {one.count for one in await a.provider.sample_waiting_work(1)} == {1}
+        assert {waiting.count for waiting in await a.provider.sample_waiting_work(1)} == {1}
         await a.take_all()
-        left = [one for one in await a.provider.sample_waiting_work(100) if one.kind == "activities"]
-        assert [(one.name, one.tag) for one in left] == [("pay", "gpu")]
+        left = [waiting for waiting in await a.provider.sample_waiting_work(100) if waiting.kind == "activities"]
+        assert [(waiting.name, waiting.tag) for waiting in left] == [("pay", "gpu")]
 
     async def test_instances_are_counted_by_status(self, cluster: Cluster) -> None:
         """Instances are counted by status, page by page (contract: count_instances)."""

@@ -30,7 +30,7 @@ class OriginRules(Rules):
         assert (await a.commit_one(at, history=["1", "2", "3"])).committed
         await a.provider.release_instance(a.identity, [Release(instance_id="i")])
         await cluster.advance(60)
-        (at,) = [one for one in await b.take_instances() if one.instance_id == "i"]
+        (at,) = [item for item in await b.take_instances() if item.instance_id == "i"]
         assert (await b.commit_one(at, history=["4", "5"])).committed
         assert (await a.commit_one(other, history=["1"])).committed
         origins = await a.provider.read_origins("i", 1)
@@ -63,12 +63,12 @@ class OriginRules(Rules):
         await cluster.advance(60)
         assert await reset(a, replace(at, event_count=3), keep=2)
         again = await a.provider.read_origins("i", 2)
-        assert [(one.event_id, one.worker_id, one.run) for one in again] == [
+        assert [(origin.event_id, origin.worker_id, origin.run) for origin in again] == [
             (1, "a", None),
             (2, "a", run[2]),
             (3, None, None),
         ]
-        assert [one.recorded_at for one in again[:2]] == former[:2]
+        assert [origin.recorded_at for origin in again[:2]] == former[:2]
         assert 60 <= (again[2].recorded_at - former[2]).total_seconds() < 70
 
     async def test_each_execution_has_its_own_origins(self, cluster: Cluster) -> None:

@@ -153,7 +153,7 @@ class OwnFetchRules(Rules):
             keys = await cluster.enqueue(*["s"] * 6)
             fetches = zip(peers, (True, True, False), strict=True)
             taken = await concurrently(*(partial(peer.take, 3, only_own=own) for peer, own in fetches))
-            items = [item for each in taken for item in each] + await a.take(10, only_own=True)
+            items = [item for fetched in taken for item in fetched] + await a.take(10, only_own=True)
             assert sorted(item.lock.key for item in items) == keys
             assert all(await a.ack(*items))
 

@@ -134,8 +134,8 @@ class ReplyRules(Rules):
         results = await a.commit(*turns, turn(ats[2]))
         assert [result.committed for result in results] == [True] * 3
         found = await a.provider.get_replies([MessageKey(name, "k") for name in ("j", "l", "i", "none")])
-        assert [one and one.reply for one in found] == ['"j"', None, '"i"', None]
-        assert [one is None for one in found] == [False, False, False, True]
+        assert [reply and reply.reply for reply in found] == ['"j"', None, '"i"', None]
+        assert [reply is None for reply in found] == [False, False, False, True]
 
     async def test_an_end_without_a_reply_is_seen(self, cluster: Cluster) -> None:
         """The status and the error of the instance come with the answer (contract: KeyState)."""
@@ -152,8 +152,8 @@ class ReplyRules(Rules):
         await a.commit_one(at, replies=[MessageReply(str(n), f'"{n}{"é" * 50}"') for n in range(4)])
         wanted = [MessageKey("i", key) for key in ("3", "none", "0", "1", "2")]
         found = await a.provider.get_replies(wanted, max_bytes=104)
-        assert [one and one.is_answered for one in found] == [True, False, True, True, True]
-        assert [one and one.reply and one.reply[1] for one in found] == ["3", None, "0", None, None]
+        assert [reply and reply.is_answered for reply in found] == [True, False, True, True, True]
+        assert [reply and reply.reply and reply.reply[1] for reply in found] == ["3", None, "0", None, None]
         (first, *_) = await a.provider.get_replies(wanted, max_bytes=1)
         assert first is not None
         assert first.reply is not None
@@ -168,7 +168,7 @@ class ReplyRules(Rules):
         found = await states(a, *keys)
         assert found[7] is not None
         assert found[7].reply == large
-        assert [one and one.reply for one in found[400:600]] == [None] * 100 + ["1"] * 100
+        assert [reply and reply.reply for reply in found[400:600]] == [None] * 100 + ["1"] * 100
 
     async def test_keys_and_replies_go_with_the_instance(self, cluster: Cluster) -> None:
         """Deletion removes them, by hand and by retention (contract: send_message)."""

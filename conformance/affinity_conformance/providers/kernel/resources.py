@@ -92,7 +92,7 @@ class ResourceRules(Rules):
 
         async def take(*names: str) -> list[str]:
             found = await store.take_unused_resources(names or ("box",), limit=10, seconds=60)
-            return [each.resource_id for each in found]
+            return [resource.resource_id for resource in found]
 
         assert await take() == []
         assert await store.find_unused_resources(without=[], limit=10) == []

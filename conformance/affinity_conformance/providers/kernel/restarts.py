@@ -100,8 +100,8 @@ class RestartRules(Rules):
         """
         a = await cluster.worker("a")
         at = [await a.own(name) for name in ("z", "i", "j")]
-        for each in (at[0], at[2]):
-            await a.commit_one(each, consumed=message_ids(each), update=FAILED)
+        for item in (at[0], at[2]):
+            await a.commit_one(item, consumed=message_ids(item), update=FAILED)
         restarts = [restart_of(at[0], start="z1"), *map(restart_of, at), restart_of(at[2], start="late")]
         assert list(await a.provider.restart_instance(restarts)) == [True, False, False, True, False]
         assert (await a.info("z")).generation == restarts[0].new.generation
@@ -111,11 +111,11 @@ class RestartRules(Rules):
         a, b = await cluster.worker("a"), await cluster.worker("b")
         names = [f"i{n}" for n in range(8)]
         at = [await a.own(name) for name in names]
-        for each in at:
-            await a.commit_one(each, consumed=message_ids(each), update=FAILED)
+        for item in at:
+            await a.commit_one(item, consumed=message_ids(item), update=FAILED)
         orders = [at, at[::-1], at, at[::-1]]
         calls = [
-            partial(peer.provider.restart_instance, [restart_of(each) for each in order])
+            partial(peer.provider.restart_instance, [restart_of(item) for item in order])
             for peer, order in zip((a, b, a, b), orders, strict=True)
         ]
         answers = await concurrently(*calls)

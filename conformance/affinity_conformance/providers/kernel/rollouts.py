@@ -246,5 +246,5 @@ class RolloutRules(Rules):
 
 async def _listed(peer: Peer) -> WorkerInfo:
     """The worker's row."""
-    (info,) = [one for one in await peer.provider.list_workers() if one.worker_id == peer.worker_id]
+    (info,) = [info for info in await peer.provider.list_workers() if info.worker_id == peer.worker_id]
     return info

@@ -83,7 +83,7 @@ class SameTurnRules(Rules):
             name = f"child{number}"
             child = new_instance(name, parent_id=creator.instance_id, start="begin")
             hello = NewMessage(instance_id=name, payload="hello")
-            at = [replace(one, event_count=number) for one in (creator, sender)]
+            at = [replace(item, event_count=number) for item in (creator, sender)]
             results = await a.commit(
                 turn(at[0], instances=[child], consumed=message_ids(at[0])),
                 turn(at[1], messages=[hello], consumed=message_ids(at[1])),

@@ -30,7 +30,7 @@ class TimelineRules(Rules):
         while the database does (contract: Provider).
         """
         providers = [await cluster.open(), (await cluster.follower("a", Timeline())).provider, await cluster.open()]
-        names = {provider.database for provider in providers} | {database_of(one.states) for one in providers}
+        names = {provider.database for provider in providers} | {database_of(provider.states) for provider in providers}
         assert len(names) == 1
         assert names != {""}
         await cluster.worker("b")

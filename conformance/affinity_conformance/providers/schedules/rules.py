@@ -79,12 +79,12 @@ class ScheduleRules(Rules):
             (done,) = await provider.write_schedules([tick])
             outcomes.append((name, done))
 
-        await concurrently(*(partial(fire, each.provider, each.worker_id) for each in workers))
+        await concurrently(*(partial(fire, worker.provider, worker.worker_id) for worker in workers))
         won = [name for name, done in outcomes if done]
         assert len(won) == 1
         (now,) = await workers[0].provider.list_schedules()
         assert (now.running, now.revision) == (won[0], 2)
-        found = await workers[0].provider.get_instance([each.worker_id for each in workers])
+        found = await workers[0].provider.get_instance([worker.worker_id for worker in workers])
         assert [info.instance_id for info in found if info is not None] == won
 
     async def test_of_concurrent_creations_one_is_done(self, cluster: Cluster) -> None:
@@ -95,7 +95,7 @@ class ScheduleRules(Rules):
         async def create(provider: Provider, generation: str) -> None:
             outcomes.extend(await _write(provider, _row("s", generation=generation)))
 
-        await concurrently(*(partial(create, each.provider, each.worker_id) for each in workers))
+        await concurrently(*(partial(create, worker.provider, worker.worker_id) for worker in workers))
         assert sorted(outcomes) == [False, False, False, True]
 
     async def test_an_instance_that_is_there_is_not_started_again(self, cluster: Cluster) -> None:
