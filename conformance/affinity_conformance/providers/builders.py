@@ -68,7 +68,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
 
 
 def profile(**fields: Any) -> WorkerProfile:
-    """What a worker of the suite registers, unless set otherwise: it has room for all sessions."""
+    """The registration of a worker of the suite, with room for all sessions unless the fields say otherwise."""
     suite: dict[str, Any] = {"capacity": 10_000, "app": "suite", "code_version": "1", "registered": {}}
     return WorkerProfile(**suite | fields)
 
@@ -124,7 +124,7 @@ def state_write(item: WorkItem, content: bytes = b"by work", *, base: int = 0, e
 
 
 def about(seconds: float, wanted: float) -> bool:
-    """Whether ``seconds`` is ``wanted``, less at most `TOUCH_SLACK` and the time that the test takes."""
+    """Return True if ``seconds`` is ``wanted``, less at most `TOUCH_SLACK` and the time that the test takes."""
     return wanted - 10 < seconds <= wanted
 
 

@@ -196,14 +196,14 @@ class Cluster:
         return item
 
     async def holder(self, worker_id: str, *session_ids: str, **fields: Any) -> Peer:
-        """As `worker`; it holds the sessions, idle."""
+        """Start a worker that holds the sessions, idle."""
         worker = await self.worker(worker_id, **fields)
         for session_id in session_ids:
             await self.use(worker, session_id)
         return worker
 
     async def owner(self, worker_id: str, instance_id: str, **fields: Any) -> tuple[Peer, OrchestrationItem]:
-        """As `worker`, with an instance that it owns."""
+        """Start a worker, and have it own a new instance."""
         worker = await self.worker(worker_id, **fields)
         return worker, await worker.own(instance_id)
 

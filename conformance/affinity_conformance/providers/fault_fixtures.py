@@ -68,7 +68,7 @@ def fault_verbs(suite: type) -> dict[str, Prepare]:
 
 
 class FaultFixtures:
-    """Worker ``a`` twice, on a provider that meets faults and on one that does not; and another worker."""
+    """Worker ``a`` on a provider that meets faults and on one without faults; and another worker."""
 
     def __init__(
         self, cluster: Cluster, faulty: FaultyProvider, clean: Peer, other: Peer, parts: Sequence[FaultPart] = ()
@@ -88,7 +88,7 @@ class FaultFixtures:
 
     @property
     def provider(self) -> Provider:
-        """The one that meets faults."""
+        """The provider that meets faults."""
         return self.faulty.provider
 
     @property
@@ -215,7 +215,7 @@ def same(
     ask: Callable[[Provider], Awaitable[Any]],
     then: Callable[[], Awaitable[None]] = nothing,
 ) -> Attempt:
-    """A verb that only reads: it returns what the other provider returns."""
+    """A verb that only reads: its result is the same on both providers."""
 
     async def check(result: Any) -> None:
         assert result == await ask(fixtures.clean.provider)

@@ -34,13 +34,13 @@ class FaultyProvider(Protocol):
 
     @property
     def met(self) -> bool:
-        """Whether the injected fault has occurred."""
+        """True once the injected fault has occurred."""
         ...
 
     def inject(self, fault: Fault, after: int) -> None:
-        """Inject the fault into the request (or connection) after the next ``after`` of them; once.
+        """Inject the fault once, into the request (or connection) after the next ``after`` of them.
 
-        A request is what the provider sends before it waits, or a statement.
+        A request is a statement, or everything that the provider sends before it waits.
         """
         ...
 
@@ -53,14 +53,14 @@ class Harness(Protocol):
     """One fresh database, already migrated, for one test."""
 
     async def open(self, timeline: Timeline | None = None) -> Provider:
-        """A further provider object on the same database, as another process would have, and what it is to follow. The
+        """Open a further provider object on the same database, as another process would. It follows ``timeline``. The
         suite closes it.
         """
         ...
 
     async def lose_tail(self) -> None:
-        """Make the database look like one that has lost its last commits, as after a failover or a restored backup: to
-        every provider object that saw it before. The rows themselves may stay.
+        """Make the database look, to every provider object that saw it before, as if it had lost its last commits, as
+        after a failover or a restored backup. The rows themselves may stay.
         """
         ...
 
@@ -85,9 +85,9 @@ class Harness(Protocol):
         ...
 
     async def fetch_cost(self, identity: WorkerIdentity, options: FetchOptions) -> int:
-        """The work of one `fetch_work_item` on a provider object opened for it; no other is open meanwhile.
+        """The work of one `fetch_work_item` on a provider object opened for it, while no other is open.
 
-        In units that do not depend on time: rows and blocks read, or instructions of a virtual machine.
+        Its unit does not depend on time: rows and blocks read, or instructions of a virtual machine.
         """
         ...
 
@@ -97,7 +97,7 @@ class Harness(Protocol):
         ...
 
     async def open_faulty(self) -> FaultyProvider:
-        """As `open`, with a switch for faults."""
+        """Open a further provider object, with a switch for faults."""
         ...
 
     async def aclose(self) -> None:

@@ -165,7 +165,7 @@ class Peer:
         return outcome
 
     async def take_moved(self, *session_ids: str, max_sessions: int = MAX_BATCH) -> list[str]:
-        """Take sessions that are to move to this worker; returns the ones that it got."""
+        """Take sessions that are to move to this worker; returns those that it got."""
         taken = await self.provider.take_session(
             self.identity, session_ids, max_sessions=max_sessions, session_lock=SESSION_LOCK
         )

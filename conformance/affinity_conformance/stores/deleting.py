@@ -20,7 +20,7 @@ from affinity_conformance.stores.base import (
 
 
 class DeleteRules(StoreRules):
-    """The records that `delete` removes, and the ones that it leaves."""
+    """The records that `delete` removes, and those that it leaves."""
 
     async def test_the_named_records_are_removed(self, store: SessionStore) -> None:
         """The ids of the removed records are returned in the order in which they were named."""
@@ -113,7 +113,7 @@ class DeleteRules(StoreRules):
         assert plain(after.metadata) == plain(before.metadata)
 
     async def test_a_family_is_removed_as_a_whole_or_not_at_all(self, store: SessionStore) -> None:
-        """With ``families``, all records of a family stay when one of them has changed; other families go."""
+        """All records of a family stay when one of them has changed, if ``families`` is set; other families go."""
         await _family(store, a=None, b="a", c="b", x=None, y="x")
         seen = {row.session_id: row for row in await store.list(EVERYTHING, PAGE)}
         await store.save(state("c", parent="b"))
@@ -129,7 +129,7 @@ class DeleteRules(StoreRules):
         assert list(await store.delete(names, families=asked["families"])) == ["c", "a", "b"]
 
     async def test_a_child_that_is_not_named_keeps_the_family(self, store: SessionStore) -> None:
-        """One that was added since, also to a descendant; a child in another family is named as well."""
+        """The child may have been added since, also to a descendant; a child in another family is named as well."""
         await _family(store, a=None, b="a", x=None, y="x")
         families = {"a": "1", "b": "1", "x": "2", "y": "2"}
         await store.save(state("new", parent="b"))
@@ -142,7 +142,7 @@ class DeleteRules(StoreRules):
         assert list(await store.delete(["b", "a"], families=alone)) == ["b", "a"]
 
     async def test_parents_are_compared_exactly(self, store: SessionStore) -> None:
-        """By case and length, and without patterns; an empty text is no parent."""
+        """Case and length count, and patterns do not; an empty text is not a parent."""
         await _family(store, **{"p_": None, "a": "pq", "b": "P_", "c": "p", "d": "p_x", "e": " p_", "f": ""})
         assert list(await store.delete(["p_"], families={"p_": "p_"}, dry_run=True)) == ["p_"]
         await _family(store, g="p_")

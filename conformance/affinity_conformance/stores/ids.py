@@ -72,7 +72,7 @@ class StoreIdRules(StoreRules):
         assert [(await loaded(store, name)).state for name in names[1::2]] == [name.encode() for name in names[1::2]]
 
     async def test_a_prefix_is_compared_literally(self, store: SessionStore) -> None:
-        """For every id of the suite and every prefix of it, the listing has the ids that begin with it."""
+        """The listing for an id of the suite, or a prefix of one, has exactly the ids that begin with it."""
         names = list(NAMES.values())
         for name in names:
             await store.save(state(name))

@@ -136,7 +136,7 @@ class ListRules(StoreRules):
             assert await ids(store, SessionFilter(labels={label: "v", "k": label})) == []
 
     async def test_a_participant_is_one_of_several(self, store: SessionStore) -> None:
-        """The condition matches the whole text of one participant, as of the last write."""
+        """The condition matches the whole text of one participant of the last write."""
         for participant in HARD_LABELS:
             where = SessionFilter(participant=participant)
             await store.save(state("alone", participants=[participant]))
@@ -165,7 +165,7 @@ class ListRules(StoreRules):
         assert sorted(await ids(store, SessionFilter(heads=True))) == ["a", "c", "gone"]
 
     async def test_the_count_is_that_of_the_listing(self, store: SessionStore) -> None:
-        """For every condition."""
+        """The numbers agree for every condition."""
         written = await _population(store)
         for where in _conditions():
             assert await store.count(where) == sum(_meets(new, where) for new in written), where
@@ -183,7 +183,7 @@ class ListRules(StoreRules):
         assert found == {**alone, "orphaned": orphans, "heads": len(written), "idle_for": 0}
 
     async def test_a_summary_has_the_idle_time(self, harness: StoreHarness, store: SessionStore) -> None:
-        """In seconds since the last write, by the store's clock."""
+        """It is given in seconds since the last write, by the store's clock."""
         await store.save(state("a"))
         await harness.advance(100)
         await store.save(state("b", parent="a"))
@@ -194,7 +194,9 @@ class ListRules(StoreRules):
         assert alone.idle == pytest.approx(110, abs=9)
 
     async def test_children_are_read_in_pages(self, harness: StoreHarness, store: SessionStore) -> None:
-        """Of several parents, with records or without: parent by parent, each once, whatever the size of a page."""
+        """Children of several parents, with records or without, come parent by parent, each once, whatever the size of
+        a page.
+        """
         parents = {"z": None, "a": "z", "m": "z", "b": "a", "lost": "gone", "alone": None, "self": "self"}
         for number, (name, parent) in enumerate(parents.items()):
             await store.save(state(name, parent=parent, message_count=3, participants=["ada"]))

@@ -69,7 +69,7 @@ class SaveRules(StoreRules):
         assert plain(record.metadata) == plain(SessionMetadata(kind="chat"))
 
     async def test_versions_count_the_writes(self, store: SessionStore) -> None:
-        """From 1 for each record, also when nothing changes."""
+        """They count from 1 for each record, also when nothing changes."""
         assert [await store.save(state()) for _ in range(3)] == [1, 2, 3]
         assert await store.save(state("other")) == 1
         assert [(await loaded(store, name)).version for name in ("s", "other")] == [3, 1]
@@ -77,7 +77,7 @@ class SaveRules(StoreRules):
     async def test_a_record_has_the_times_of_its_first_and_last_write(
         self, harness: StoreHarness, store: SessionStore
     ) -> None:
-        """By the store's clock; the time of the first write stays."""
+        """The store's clock counts; the time of the first write stays."""
         await store.save(state())
         first = await loaded(store)
         await harness.advance(100)
@@ -87,8 +87,8 @@ class SaveRules(StoreRules):
         assert timedelta(seconds=100) <= second.updated_at - second.created_at < timedelta(seconds=150)
 
     async def test_a_record_gets_the_times_that_it_is_given(self, store: SessionStore) -> None:
-        """A new one and one that is replaced; a time in the future becomes now, by the store's clock. The next write
-        sets ``updated_at`` as always.
+        """This holds for a new record and for a replaced one; a time in the future becomes now, by the store's clock.
+        The next write sets ``updated_at`` as always.
         """
         await store.save(state())
         now = (await loaded(store)).updated_at
@@ -167,7 +167,7 @@ class SaveRules(StoreRules):
         assert await reader.load("s") is None
 
     async def test_a_record_and_its_summary_have_the_same_times(self, store: SessionStore) -> None:
-        """So a loaded record can be the cursor of a listing."""
+        """A loaded record can thus be the cursor of a listing."""
         await store.save(state())
         (summary,) = await store.list(EVERYTHING, 1)
         record = await loaded(store)

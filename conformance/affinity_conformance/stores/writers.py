@@ -24,7 +24,7 @@ class WriterRules(StoreRules):
     """The fences of `save`: version, generation, epoch, idempotency key."""
 
     async def test_the_last_write_wins(self, harness: StoreHarness) -> None:
-        """Without fences a write replaces any record."""
+        """A write without fences replaces any record."""
         one, other = await harness.open(), await harness.open()
         await one.save(state(content=b"1"))
         await other.save(state(content=b"2"))
@@ -89,7 +89,7 @@ class WriterRules(StoreRules):
         assert (await loaded(store)).state == b"y"
 
     async def test_a_new_record_has_the_generation_that_its_writer_names(self, store: SessionStore) -> None:
-        """So the writer knows it, and its next write passes."""
+        """The writer knows it, so that its next write passes."""
         versions = [await store.save(state(), expected_version=base, generation="mine") for base in range(2)]
         assert [*versions, await store.save(state())] == [1, 2, 3]
         assert (await loaded(store)).generation == "mine"
@@ -126,7 +126,7 @@ class WriterRules(StoreRules):
             assert (await loaded(store)).epoch == epoch
 
     async def test_a_writer_without_a_lease_keeps_the_epoch(self, store: SessionStore) -> None:
-        """So writers of an older epoch are still refused."""
+        """Writers of an older epoch are still refused."""
         await store.save(state())
         assert (await loaded(store)).epoch is None
         for epoch in (7, None):
@@ -147,7 +147,7 @@ class WriterRules(StoreRules):
         assert await loaded(store) == before
 
     async def test_a_key_counts_for_the_last_write_only(self, store: SessionStore) -> None:
-        """After a write with another key, or without one, the key is unknown."""
+        """The key is unknown after a write with another key, or without one."""
         keys = ["t", "u", "t", None, "t"]
         assert [await store.save(state(), idempotency_key=key) for key in keys] == [1, 2, 3, 4, 5]
 

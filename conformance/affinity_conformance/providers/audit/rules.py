@@ -22,7 +22,7 @@ class AuditRules(Rules):
     """`affinity.audit`, as the provider keeps it; `write_audit`, `list_audit`, and the share of a sweep."""
 
     async def test_what_a_user_does_has_an_entry(self, cluster: Cluster) -> None:
-        """Each target has an entry with its outcome; without a user there is none (contract: write_audit)."""
+        """Each target has an entry with its outcome; a call without a user leaves no entry (contract: write_audit)."""
         a = await cluster.worker("a")
         provider = a.provider
         await a.suspend(await a.own("i"))

@@ -35,7 +35,7 @@ class ActivityWaitRules(Rules):
         assert list(await worker.provider.get_waits(y)) == []
 
     async def test_a_wait_is_over_with_its_activity(self, cluster: Cluster) -> None:
-        """When the item was acknowledged, or its worker dies (contract: get_waits, begin_wait)."""
+        """It ends when the item is acknowledged, or its worker dies (contract: get_waits, begin_wait)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         x, y = "x", "y"
         dies, ends = await _run(a, x), await _run(b, y)

@@ -39,7 +39,9 @@ class JournalAdministrationRules(Rules):
     # -- listing
 
     async def test_journals_are_listed_newest_first(self, cluster: Cluster) -> None:
-        """By creation, then by session; the cursor goes on behind the last row (contract: JournalFilter)."""
+        """Rows are ordered by creation, then by session; the cursor goes on behind the last row (contract:
+        JournalFilter).
+        """
         talk = await Conversation.open(cluster)
         for names in (["c", "a"], ["b"], ["e", "d"]):
             await talk.journals.append_journal([new_input(name) for name in names])
@@ -53,8 +55,8 @@ class JournalAdministrationRules(Rules):
         assert found == ["e", "d", "b", "c", "a"]
 
     async def test_journals_are_found_by_what_they_are(self, cluster: Cluster) -> None:
-        """By kind, beginning of the id, parent, whether they are closed, pending requests, and all together (contract:
-        JournalFilter).
+        """Each condition filters, alone and together: kind, beginning of the id, parent, whether it is closed, pending
+        requests (contract: JournalFilter).
         """
         owner = await ConversationOwner.begin(cluster, "x/1")
         talk = owner.conversation
@@ -105,7 +107,7 @@ class JournalAdministrationRules(Rules):
         assert row.pending_requests == 1
 
     async def test_a_row_has_the_first_input_that_waits(self, cluster: Cluster) -> None:
-        """Also one that a fork has from its base; output behind the watermark is none (contract: JournalInfo)."""
+        """The input may come from a base; output behind the watermark is not an input (contract: JournalInfo)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
 
@@ -229,7 +231,7 @@ class JournalAdministrationRules(Rules):
     # -- deletion
 
     async def test_a_deleted_journal_is_gone(self, cluster: Cluster) -> None:
-        """With entries, requests, revisits and streams; the next one begins at 1 with another id (contract:
+        """Its entries, requests, revisits and streams go too; the next journal begins at 1 with another id (contract:
         delete_journal).
         """
         owner = await ConversationOwner.begin(cluster, event_id="e")
@@ -290,7 +292,7 @@ class JournalAdministrationRules(Rules):
         assert [row.size for row in await talk.journals.list_journals(JournalFilter(), 10)] == [9, 9]
 
     async def test_a_pruned_journal_goes_on(self, cluster: Cluster) -> None:
-        """Numbers continue when all entries are gone; the id of one that is gone may be used again (contract:
+        """Numbers continue when all entries are gone; the id of a removed entry may be used again (contract:
         NewEntry.event_id).
         """
         owner = await ConversationOwner.begin(cluster, event_id="e")
@@ -305,7 +307,7 @@ class JournalAdministrationRules(Rules):
         assert [entry.seq for entry in (await talk.pending()).inputs] == await talk.numbers() == [4]
 
     async def test_inputs_that_wait_are_kept(self, cluster: Cluster) -> None:
-        """What no wake has processed stays, and all behind it (contract: JournalRetention)."""
+        """Unprocessed inputs stay, and all entries behind them (contract: JournalRetention)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await talk.append()

@@ -66,7 +66,7 @@ class JournalDelegationRules(Rules):
         assert [await _ids(owner.conversation) for owner in owners] == [["b"], ["b"]]
 
     async def test_a_delegation_to_an_instance_ends_with_it(self, cluster: Cluster) -> None:
-        """Not so one to a child, whose instance alone is deleted (contract: OpenDelegation)."""
+        """A delegation to a child does not end when only the child's instance is deleted (contract: OpenDelegation)."""
         owner = await ConversationOwner.begin(cluster)
         run = InstanceStart(instance_id="run", name="run", start="start", generation="g")
         given = [delegation("run", "run"), delegation("other", "run"), delegation("a")]
@@ -93,7 +93,7 @@ class JournalDelegationRules(Rules):
         assert (await _ids(talk), await _ids(await talk.fork("f"))) == (["d"], [])
 
     async def test_a_wake_reads_a_bounded_number(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of each journal (contract: PendingWork.delegations)."""
+        """The limit applies to each journal (contract: PendingWork.delegations)."""
         for module in (sqlite_journals, postgres_journals):
             monkeypatch.setattr(module, "MAX_DELEGATIONS_READ", 2)
         owners = [await ConversationOwner.begin(cluster, name) for name in "st"]

@@ -30,8 +30,8 @@ class JournalDescriptionRules(Rules):
         }
 
     async def test_an_empty_journal_is_created(self, cluster: Cluster) -> None:
-        """With its instance, which takes the first input. Again it is the same one; a journal that began with an input
-        is no other (contract: JournalCreation.lineage).
+        """Its instance comes with it and takes the first input. Creating it again finds it; a journal that began with
+        an input is found, too (contract: JournalCreation.lineage).
         """
         talk = await Conversation.open(cluster)
         creation = creation_of("s", lineage=None, operator="", about=ABOUT)
@@ -53,7 +53,7 @@ class JournalDescriptionRules(Rules):
         assert result.outcome == "repeated"
 
     async def test_an_empty_journal_counts_for_the_quota(self, cluster: Cluster) -> None:
-        """As any instance of a client (contract: create_journals)."""
+        """It counts like any instance of a client (contract: create_journals)."""
         talk = await Conversation.open(cluster)
         await talk.append()
         await talk.provider.set_quotas(Quotas(instances=1))
@@ -80,7 +80,7 @@ class JournalDescriptionRules(Rules):
         assert await talk.numbers() == [1]
 
     async def test_journals_are_found_by_owner_and_labels(self, cluster: Cluster) -> None:
-        """By the owner that they have now, and by all labels that are asked for (contract: JournalFilter)."""
+        """The current owner counts, and all of the labels have to match (contract: JournalFilter)."""
         talk = await Conversation.open(cluster)
         abouts: dict[str, Description] = {
             "a": {"owner": "ann", "labels": {"team": "eu", "tier": "gold"}},

@@ -44,7 +44,7 @@ def journals(provider: Provider) -> JournalProvider:
 
 
 def new_start(session_id: str = "s", **fields: Any) -> JournalStart:
-    """Of the suite's orchestration."""
+    """A start of the suite's orchestration."""
     return JournalStart(
         **{"name": ORCHESTRATION, "start": "start", "generation": f"generation of {session_id}", **fields}
     )
@@ -56,7 +56,7 @@ def output(text: str = "answer", wake_id: str = "w1", **fields: Any) -> NewEntry
 
 
 def new_input(session_id: str = "s", text: str = "hello", **fields: Any) -> JournalAppend:
-    """An input that starts the conversation if there is none. ``event_id``: of its entry."""
+    """An input that starts the conversation if it does not exist. ``event_id`` is the id of its entry."""
     entry = NewEntry(
         kind=fields.pop("entry_kind", "user.message"),
         payload=f'"{text}"',
@@ -84,7 +84,7 @@ class Conversation:
 
     @classmethod
     async def open(cls, cluster: Cluster, session_id: str = "s") -> Conversation:
-        """On a provider object of its own."""
+        """Open the journal on a provider object of its own."""
         return cls(await cluster.open(), session_id)
 
     async def append(self, **fields: Any) -> Appended:
@@ -117,7 +117,7 @@ class Conversation:
         return [entry.payload.strip('"') for entry in await self.entries(**query)]
 
     async def wakes(self, **query: Any) -> Sequence[JournalWake]:
-        """How its wakes have ended."""
+        """The wakes that have ended."""
         return await self.journals.get_wakes(self.session_id, **{"limit": MANY, **query})
 
     async def requests(self) -> Sequence[Request]:
@@ -197,7 +197,7 @@ class ConversationOwner:
         return await cls.take(cluster, session_id)
 
     async def new_write(self, **fields: Any) -> JournalWrite:
-        """The write of a wake that has processed all inputs. It ends with it, if it has entries and is no part."""
+        """The write of a wake that has processed all inputs. It ends the wake if it has entries, and is not a part."""
         work = await self.conversation.pending()
         processed = work.inputs[-1].seq if work.inputs else work.processed
         fence = {"session_id": self.conversation.session_id, "journal_id": work.journal_id, "base": work.processed}

@@ -109,7 +109,7 @@ async def delete_journal(fixtures: FaultFixtures) -> Attempt:
 
 
 async def prune_journals(fixtures: FaultFixtures) -> Attempt:
-    """Of a journal with three entries one is kept."""
+    """Keep one of a journal's three entries."""
     talk = await _conversation(fixtures)
 
     async def then() -> None:
@@ -172,7 +172,7 @@ class JournalWriteOnce:
 
     @classmethod
     async def prepare(cls, fixtures: FaultFixtures) -> JournalWriteOnce:
-        """On a new conversation, with an input for another one."""
+        """Prepare a new conversation, and an input for another one."""
         name = fixtures.name("c")
         await Conversation(fixtures.clean.provider, name).append()
         owner = await ConversationOwner.of(fixtures.clean, name)

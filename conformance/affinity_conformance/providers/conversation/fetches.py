@@ -30,7 +30,7 @@ class JournalFetchRules(Rules):
         ids=["plain", "request", "revisit", "step"],
     )
     async def test_what_a_fetch_says_is_pending(self, cluster: Cluster, write: Mapping[str, Any], appends: int) -> None:
-        """If it says anything of an item, it is what `get_pending` gives (contract: WorkFetch.pending)."""
+        """The pending work that a fetch returns is the result of `get_pending` (contract: WorkFetch.pending)."""
         owner = await ConversationOwner.begin(cluster)
         await cluster.use(owner.peer, "s")
         item = work_item(owner.at, 2, "s")

@@ -1,4 +1,4 @@
-"""Forks need parts of the journals that they continue: deletion and retention keep these, and no more."""
+"""Forks need parts of the journals that they continue: deletion and retention keep exactly these."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from affinity_conformance.providers.conversation.requests import answer, new_req
 
 
 async def _creation(talk: Conversation, name: str, up_to: int | None = None, **fields: Any) -> JournalCreation:
-    """Of a journal that continues another one, up to a number."""
+    """The creation of a journal that continues another one, up to a number."""
     return await talk.fork_of(name, up_to, message=f"[{SEQ_MARK}]", **fields)
 
 
@@ -58,7 +58,7 @@ async def _ids(talk: Conversation) -> list[str]:
 
 
 async def _messages(cluster: Cluster, *session_ids: str) -> dict[str, list[str]]:
-    """What the instances of these sessions are to read."""
+    """Payloads of the messages that wait for the instances of these sessions."""
     worker = await cluster.worker("reader")
     found = {item.instance_id: [*payloads(item)] for item in await worker.take_instances(100)}
     return {name: found[name] for name in session_ids}
@@ -96,7 +96,7 @@ class JournalForkRules(Rules):
         assert {row.session_id for row in rows} == {"five", "s"}
 
     async def test_what_was_made_from_a_journal_is_listed(self, cluster: Cluster) -> None:
-        """Not what was made from that in turn, nor what is deleted (contract: JournalFilter.made_from)."""
+        """Only direct descendants are listed, and no deleted ones (contract: JournalFilter.made_from)."""
         talk = await _talk(cluster)
         forks = [await _fork(talk, name, at) for name, at in (("three", 3), ("five", 5), ("gone", 5))]
         await _fork(forks[0], "of three", 3)
@@ -131,7 +131,7 @@ class JournalForkRules(Rules):
         assert await plain.requests() == []
 
     async def test_a_fork_by_a_wake_has_the_requests_of_that_wake(self, cluster: Cluster) -> None:
-        """And none that it has resolved (contract: JournalCreation.requests)."""
+        """Requests that the wake has resolved are not copied (contract: JournalCreation.requests)."""
         owner = await _paused(cluster, new_request("gone"), new_request("old"))
         talk = owner.conversation
         creation = await _creation(talk, "fork", requests=None)
@@ -149,7 +149,9 @@ class JournalForkRules(Rules):
         assert await fork.requests() == await talk.requests()
 
     async def test_a_fork_has_an_answer_or_its_request(self, cluster: Cluster) -> None:
-        """Of an answer in the moment of the fork, never both and never neither (contract: JournalCreation.requests)."""
+        """An answer that races with the fork is in it, or its request is, and never both (contract:
+        JournalCreation.requests).
+        """
         names = [f"r{number}" for number in range(12)]
         owner = await _paused(cluster, *map(new_request, names))
         talk, other = owner.conversation, await Conversation.open(cluster)
@@ -186,7 +188,7 @@ class JournalForkRules(Rules):
         ]
 
     async def test_a_creation_has_the_requests_and_revisits_that_it_is_given(self, cluster: Cluster) -> None:
-        """As an import has: with their times. Its instance is notified (contract: JournalCreation.revisits)."""
+        """They keep their times, as in an import. The instance is notified (contract: JournalCreation.revisits)."""
         owner = await _paused(cluster, new_request("theirs"))
         talk = owner.conversation
         now = (await talk.requests())[0].created_at
@@ -202,7 +204,7 @@ class JournalForkRules(Rules):
         assert (list(work.due), [request.expired for request in work.requests]) == ([revisit], [True])
 
     async def test_the_instance_of_a_fork_is_notified_of_a_request_that_expires(self, cluster: Cluster) -> None:
-        """As of inputs that wait, and of nothing else (contract: JournalCreation.message)."""
+        """It is notified as for inputs that wait, and for nothing else (contract: JournalCreation.message)."""
         owner = await _paused(cluster, new_request("r"))
         await _fork(owner.conversation, "waits", None, requests=None)
         await owner.commit_wake(requests=[new_request("q", expires_in=60.0)], wake_id="w3")
@@ -211,7 +213,9 @@ class JournalForkRules(Rules):
         assert found == {"waits": ["start"], "expires": ["start", "[4]"]}
 
     async def test_what_an_answer_needs_that_waits_is_kept(self, cluster: Cluster) -> None:
-        """Until a wake has processed it; in a fork that has it from its base too (contract: JournalRetention)."""
+        """Entries stay until a wake has processed the answer, also in a fork that inherits it (contract:
+        JournalRetention).
+        """
         owner = await _paused(cluster, new_request())
         talk = owner.conversation
         await talk.append(text="5")
@@ -226,8 +230,8 @@ class JournalForkRules(Rules):
         assert await talk.texts() == []
 
     async def test_pruning_keeps_what_removed_entries_have_used(self, cluster: Cluster) -> None:
-        """By writer; of a fork with what it had from its base when it gave that up, and of one that is made later
-        (contract: JournalLineage.used).
+        """Usage is kept for each writer. A fork keeps the usage that it had from its base when it gave the base up, and
+        passes it on to later forks (contract: JournalLineage.used).
         """
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
@@ -279,7 +283,7 @@ class JournalForkRules(Rules):
         assert await fork.texts() == ["1", "2", "3", "4"]
 
     async def test_forks_of_forks_outlive_the_forks_between(self, cluster: Cluster) -> None:
-        """In each order of deletion, the remaining ones have all their entries (contract: delete_journal)."""
+        """The remaining forks have all their entries, in each order of deletion (contract: delete_journal)."""
         for order in (("s", "b", "c"), ("c", "b", "s"), ("b", "s", "c")):
             talks = {"s": await _talk(cluster)}
             for name, base, up_to in (("b", "s", 3), ("c", "b", 4), ("d", "c", 5), ("low", "c", 2)):

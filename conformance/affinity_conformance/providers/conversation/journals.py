@@ -26,7 +26,7 @@ class JournalRules(Rules):
     """`append_journal`: numbers, repeated ids, the order of the checks, creation, messages."""
 
     async def test_the_first_input_creates_journal_and_instance(self, cluster: Cluster) -> None:
-        """With ``start``, one step creates both; the session is the instance's (contract: JournalStart)."""
+        """One step creates both if ``start`` is given; the instance has the session (contract: JournalStart)."""
         talk = await Conversation.open(cluster)
         start = new_start(version="2", journal_id=2**63 - 1, parent="p")
         first, second = await talk.append(start=start), await talk.append()
@@ -77,7 +77,7 @@ class JournalRules(Rules):
         assert payloads(item) == ["start", "[1]", '{"n": 3, "again": 3}']
 
     async def test_a_message_alone_appends_nothing(self, cluster: Cluster) -> None:
-        """Without an entry only the message is sent, with the last number, to a journal that is there (contract:
+        """An append without an entry only sends the message, with the last number, to a journal that exists (contract:
         JournalAppend.entry).
         """
         talk, a = await Conversation.open(cluster), await cluster.worker("a")
@@ -150,7 +150,7 @@ class JournalRules(Rules):
         assert await talk.journals.append_journal([]) == []
 
     async def test_two_senders_create_one_conversation(self, cluster: Cluster) -> None:
-        """Of concurrent first inputs one creates journal and instance, and all are appended (contract:
+        """One of several concurrent first inputs creates journal and instance, and all are appended (contract:
         append_journal).
         """
         talks = [await Conversation.open(cluster) for _ in range(4)]
@@ -179,8 +179,8 @@ class JournalRules(Rules):
         assert payloads(item) == ["start", "[1]", "[2]"]
 
     async def test_senders_race_for_one_event_id(self, cluster: Cluster) -> None:
-        """To a journal that is there, each on a connection of its own: one of them appends, the others get its number,
-        and one message wakes the instance (contract: NewEntry.event_id).
+        """One sender appends to the existing journal, the others get its number, and one message wakes the instance
+        (contract: NewEntry.event_id).
         """
         talks = [await Conversation.open(cluster) for _ in range(4)]
         await talks[0].append()
@@ -200,8 +200,8 @@ class JournalRules(Rules):
         assert (await talk.append(event_id="e")).seq == 2
 
     async def test_another_event_under_an_event_id_is_refused(self, cluster: Cluster) -> None:
-        """Of another kind or payload; facts of the sending are not compared. It changes nothing, whatever else it would
-        do, and gives the number of the event that is there (contract: AppendOutcome).
+        """An entry of another kind or payload changes nothing and gets the number of the existing event; facts of the
+        sending are not compared (contract: AppendOutcome).
         """
         talk = await Conversation.open(cluster)
 
@@ -236,7 +236,7 @@ class JournalRules(Rules):
         assert [appended.outcome for appended in found] == ["repeated"] * 9 + ["other_event"]
 
     async def test_a_repeated_event_id_passes_before_other_checks(self, cluster: Cluster) -> None:
-        """Behind the watermark, after closing, and where it would be refused otherwise, the id gives its number
+        """The id gives its number behind the watermark, after closing, and where a new input would be refused
         (contract: JournalAppend).
         """
         owner = await ConversationOwner.begin(cluster, event_id="e")
@@ -270,14 +270,14 @@ class JournalRules(Rules):
         assert await talk.numbers() == [1]
 
     async def test_an_instance_that_has_ended_takes_no_inputs(self, cluster: Cluster) -> None:
-        """Without an instance that would read it, an input is refused, not kept (contract: JournalAppend)."""
+        """An input is refused if no instance would read it (contract: JournalAppend)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.commit(await owner.new_write(), update=InstanceUpdate(status="completed"))
         assert (await owner.conversation.append()).outcome == "closed"
         assert await owner.conversation.numbers() == [1]
 
     async def test_an_instance_that_is_gone_is_created_anew(self, cluster: Cluster) -> None:
-        """With ``start`` the journal goes on with a new instance; without it the input would be lost (contract:
+        """The journal goes on with a new instance if ``start`` is given; the input would be lost otherwise (contract:
         JournalStart).
         """
         owner = await ConversationOwner.begin(cluster)
@@ -302,7 +302,7 @@ class JournalRules(Rules):
         assert (again.at.generation, payloads(again.at)) == ("second", ["start", "[1]"])
 
     async def test_an_input_that_is_refused_leaves_the_instance_of_a_deleted_journal(self, cluster: Cluster) -> None:
-        """Of another sender than its parent (contract: JournalAppend)."""
+        """The input comes from another sender than the parent (contract: JournalAppend)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.conversation.delete()
         assert (await owner.conversation.append(sender="p")).outcome == "not_parent"
@@ -409,7 +409,7 @@ class JournalRules(Rules):
         await talk.provider.set_quotas(Quotas())
 
     async def test_the_checks_have_an_order(self, cluster: Cluster) -> None:
-        """Of several reasons the first in the documented order is reported (contract: JournalAppend)."""
+        """The reported reason is the first in the documented order (contract: JournalAppend)."""
         talk = await Conversation.open(cluster)
         await talk.append(event_id="e")
         wrong = {"sender": "q", "start": new_start(name="other"), "unread_limit": 0}
@@ -454,7 +454,7 @@ class JournalRules(Rules):
         assert payloads(item) == ["start", "[1]", "[2]"]
 
     async def test_notes_are_no_inputs(self, cluster: Cluster) -> None:
-        """An entry that is no input waits for no wake (contract: NewEntry.is_input)."""
+        """A note does not wait for a wake (contract: NewEntry.is_input)."""
         talk = await Conversation.open(cluster)
         await talk.append()
         note = JournalAppend(session_id="s", kind=KIND, entry=output(wake_id="w"), message=None)

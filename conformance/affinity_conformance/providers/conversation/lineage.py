@@ -94,12 +94,12 @@ class LineageRules(Rules):
 
     @pytest.fixture
     async def journals(self, cluster: Cluster) -> Journals:
-        """Of the test's database."""
+        """The journals of the test's database."""
         return Journals((await cluster.enqueuer()).provider)
 
     async def test_a_fork_continues_its_base(self, journals: Journals) -> None:
         """A fork has the entries of its base up to a number, under their numbers, and its own behind them; neither sees
-        what the other gets later (contract: create_journals).
+        later entries of the other (contract: create_journals).
         """
         base = await journals.say("a", "1", "2", "3")
         await journals.create(creation_of("b", base, base=JournalRange(base, 2)))
@@ -178,7 +178,9 @@ class LineageRules(Rules):
         assert await journals.texts("b") == ["1"]
 
     async def test_ranges_and_parents_are_checked(self, journals: Journals) -> None:
-        """A range ends within its journal, at its end if the state is copied; parents exist, so there is no circle."""
+        """A range ends within its journal, at its end if the state is copied. Parents exist, so that no circle can
+        arise.
+        """
         base = await journals.say("a", "1", "2")
         creations = [
             creation_of("b", base, base=JournalRange(base, 3)),
@@ -210,7 +212,7 @@ class LineageRules(Rules):
         ] == [("b", "detach", [])]
 
     async def test_a_merge_has_the_common_part_once(self, journals: Journals) -> None:
-        """Of two forks, the common entries come once, then the entries of the left one, then of the right one."""
+        """The common entries of two forks come once, then the entries of the left fork, then of the right fork."""
         base = await journals.say("a", "1", "2", "3")
         left = await journals.create(creation_of("l", base, base=JournalRange(base, 2)))
         right = await journals.create(creation_of("r", base))
@@ -266,7 +268,7 @@ class LineageRules(Rules):
         ]
 
     async def test_a_creation_has_entries_of_its_own(self, journals: Journals) -> None:
-        """As a compression has: no base, one entry, which waits for no wake."""
+        """A compression has no base and one entry, which does not wait for a wake."""
         base = await journals.say("a", "1", "2")
         summary = NewEntry(kind="user.message", payload='"summary"')
         await journals.create(
@@ -278,7 +280,7 @@ class LineageRules(Rules):
         assert (result.lineage, result.extras, result.base) == ("compress", '{"lossy":true}', None)
 
     async def test_a_fork_copies_the_record_of_its_base(self, cluster: Cluster, journals: Journals) -> None:
-        """Another record, of version 1, without a parent; or the one that the creation brings."""
+        """The fork gets a record of version 1 without a parent: a copy, or the state that the creation brings."""
         base = await journals.say("a", "1")
         await (await cluster.states()).save(state("a", b"of a", kind=KIND, parent="p", labels={"x": "1"}, name="n"))
         await journals.create(creation_of("b", base, copies_state=True))
@@ -370,7 +372,7 @@ class LineageRules(Rules):
     # -- with wakes
 
     async def test_creations_commit_with_the_result(self, cluster: Cluster, journals: Journals) -> None:
-        """A fork of a wake has the wake's own entries and its state; when the fence fails, there is no fork."""
+        """A fork of a wake has the wake's own entries and its state; if the fence fails, the fork is not created."""
         base = await journals.say("a", "1")
         worker = await cluster.worker("w")
         item = await cluster.give(worker, "a")
@@ -415,7 +417,7 @@ class LineageRules(Rules):
     async def test_a_creation_that_cannot_be_applied_fails_the_fence(
         self, cluster: Cluster, journals: Journals
     ) -> None:
-        """The wake runs again, and finds the id taken; a creation that is there already is no obstacle."""
+        """The wake runs again, and finds the id taken; a creation that was applied before does not fail the fence."""
         base = await journals.say("a", "1")
         await journals.say("b", "b")
         await journals.create(creation_of("c", base))
@@ -443,7 +445,7 @@ class LineageRules(Rules):
         assert [list(result.conflicts) for result in results] == [[], ["y"]]
 
     async def test_creations_commit_with_an_ack(self, cluster: Cluster, journals: Journals) -> None:
-        """On the slow path too: they are applied with the ack, or the ack is refused."""
+        """Creations are applied with the ack, or the ack is refused."""
         base = await journals.say("a", "1")
         await journals.say("taken", "1")
         worker = await cluster.worker("w")

@@ -1,4 +1,4 @@
-"""What sweeps remove of records and journals at rest, what keeps each, and journals of which nothing can be removed."""
+"""Records and journals at rest, which sweeps remove, with exceptions; and journals that cannot be pruned."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ class OldDataRules(Rules):
 
     @pytest.mark.parametrize("end", ["running", "completed", "cancelled", "deleted"])
     async def test_a_journal_at_rest_goes_with_its_instance_and_record(self, cluster: Cluster, end: str) -> None:
-        """After the retention, and not before; an input behind that begins another one, with number 1, also under an
-        event id that was used (contract: sweep).
+        """It goes after the retention, and not before. A later input begins another journal with number 1, also under
+        an event id that was used (contract: sweep).
         """
         owner = await _resting(cluster)
         talk = owner.conversation
@@ -153,8 +153,8 @@ class OldDataRules(Rules):
         assert (await cluster.sweep(retention=KEEP)).journals_removed == 1
 
     async def test_records_that_nothing_uses_go(self, cluster: Cluster) -> None:
-        """A record goes, a new one is kept, and one that a session, a hold, queued work, an instance or a journal needs
-        (contract: sweep).
+        """A record goes. New records stay, and records that a session, a hold, queued work, an instance or a journal
+        needs (contract: sweep).
         """
         store = await cluster.states()
         await cluster.holder("a", "held")
@@ -175,8 +175,8 @@ class OldDataRules(Rules):
         assert left == ["new", "queued", "named", "waits", "talk"]
 
     async def test_a_journal_of_which_nothing_can_be_removed_goes_behind(self, cluster: Cluster) -> None:
-        """For a minute, and for longer when it is found so again; a caller that asks for everything finds it (contract:
-        prune_journals).
+        """It is passed over for a minute, and longer each time; a caller that asks for everything still gets it
+        (contract: prune_journals).
         """
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
@@ -199,7 +199,7 @@ class OldDataRules(Rules):
         assert (await talk.journals.prune_journals(keep, limit=10, everything=True)).entries == 1
 
     async def test_a_base_comes_again_when_its_fork_is_pruned(self, cluster: Cluster) -> None:
-        """Not only after its pause (contract: prune_journals)."""
+        """It need not wait for the end of its pause (contract: prune_journals)."""
         owner = await _resting(cluster)
         await owner.conversation.fork("fork")
         keep = JournalRetention(age=10.0)
@@ -211,7 +211,7 @@ class OldDataRules(Rules):
         assert await prune(owner.conversation, age=0.0) == 0
 
     async def test_a_sweep_prunes_entries(self, cluster: Cluster) -> None:
-        """As asked for, whichever worker sweeps (contract: sweep)."""
+        """The retention applies whichever worker sweeps (contract: sweep)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.commit_wake(entries=[output() for _ in range(4)])
         swept = await cluster.sweep(retention=Retention(entries=JournalRetention(entries=2)))
@@ -220,7 +220,7 @@ class OldDataRules(Rules):
 
     @pytest.mark.parametrize("named", [False, True])
     async def test_the_row_of_a_drained_worker_goes(self, cluster: Cluster, named: bool) -> None:
-        """As that of another dead worker; if its name may return, after a week (contract: sweep)."""
+        """It goes like that of another dead worker, or after a week if its name may return (contract: sweep)."""
         a = await cluster.worker("a", named=named)
         assert await a.provider.set_drain_wanted("a", wanted=True)
         await a.leave()

@@ -20,7 +20,7 @@ class OpenRequestRules(Rules):
     """`list_requests` (contract: JournalProvider)."""
 
     async def test_requests_of_all_journals_are_listed_oldest_first(self, cluster: Cluster) -> None:
-        """With their conversations; requests of one wake in its order (contract: OpenRequest)."""
+        """Rows have their conversations; requests of one wake keep its order (contract: OpenRequest)."""
         about: Description = {"title": "Refund", "owner": "ann", "labels": {"team": "eu"}}
         first = await self._ask(cluster, "b", new_request("2", expires_in=60.0), new_request("10"), about=about)
         await cluster.advance(1)
@@ -66,7 +66,7 @@ class OpenRequestRules(Rules):
         assert again.outcome == "appended"
 
     async def test_requests_are_found_by_what_they_are(self, cluster: Cluster) -> None:
-        """By their kinds, and by owner, labels and id of their conversation (contract: RequestFilter)."""
+        """The filter takes their kinds, and owner, labels and id of their conversation (contract: RequestFilter)."""
         eu: Description = {"owner": "ann", "labels": {"team": "eu", "tier": "gold"}}
         us: Description = {"owner": "bob", "labels": {"team": "us", "eu": "team"}}
         await self._ask(cluster, "x/1", new_request("r"), new_request("t", kind="tool"), about=eu)

@@ -78,7 +78,7 @@ class ParkingRules(Rules):
         assert await _messages(owner) == []
 
     async def test_it_goes_to_the_holder_of_its_session(self, cluster: Cluster) -> None:
-        """As a new item does, and the result names the holder (contract: Appended.holder)."""
+        """It goes there like a new item, and the result names the holder (contract: Appended.holder)."""
         owner = await ConversationOwner.begin(cluster)
         b = await cluster.holder("b", "s")
         assert await _park(owner) == PARKED
@@ -88,8 +88,8 @@ class ParkingRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_an_append_notifies_the_worker_that_its_caller_expects(self, cluster: Cluster) -> None:
-        """When the item is queued; also one that is no longer the holder, whom the result names (contract:
-        append_journal).
+        """The worker is notified if the item is queued, also if another one holds the session now, which the result
+        names (contract: append_journal).
         """
         owner = await ConversationOwner.begin(cluster)
         peers = {name: await cluster.worker(name) for name in "bc"}
@@ -108,7 +108,7 @@ class ParkingRules(Rules):
             await _go_on(owner, acks=[item.lock])
 
     async def test_an_append_that_is_refused_may_notify_a_worker(self, cluster: Cluster) -> None:
-        """Which finds nothing; the outcome is what it is (contract: append_journal)."""
+        """That worker finds nothing; the outcome of the append is the same (contract: append_journal)."""
         b = await cluster.worker("b")
         talk = await Conversation.open(cluster)
         async with b.provider.hints(b.identity) as source:
@@ -120,7 +120,7 @@ class ParkingRules(Rules):
         assert await b.take_all() == []
 
     async def test_it_goes_where_its_session_will_be(self, cluster: Cluster) -> None:
-        """With a planned move: to the other worker, as a new item does (contract: PlannedMove)."""
+        """A planned move sends it to the other worker, like a new item (contract: PlannedMove)."""
         owner = await ConversationOwner.begin(cluster)
         b, c = await cluster.holder("b", "s"), await cluster.worker("c")
         await _park(owner)
@@ -185,7 +185,9 @@ class ParkingRules(Rules):
         assert await owner.peer.take_all() == []
 
     async def test_a_start_that_finds_it_wakes_it(self, cluster: Cluster) -> None:
-        """With ``start`` and without; an input that is refused or repeated wakes nothing (contract: JournalAppend)."""
+        """It is queued with ``start`` and without; an input that is refused or repeated does not queue it (contract:
+        JournalAppend).
+        """
         owner = await ConversationOwner.begin(cluster, event_id="e")
         talk = owner.conversation
         await _park(owner)
@@ -206,7 +208,7 @@ class ParkingRules(Rules):
 
     @pytest.mark.parametrize("fields", [{"drops": True}, {"closes": True}, {"answers": ANSWER}])
     async def test_inputs_of_every_sort_wake_it(self, cluster: Cluster, fields: dict[str, Any]) -> None:
-        """One that interrupts, one that closes, and an answer (contract: JournalAppend.message)."""
+        """An input that interrupts, an input that closes, and an answer queue it (contract: JournalAppend.message)."""
         owner = await ConversationOwner.begin(cluster)
         request = NewRequest(request_id="q", kind="confirm", payload="1")
         await _park(owner, requests=[request])
@@ -242,7 +244,7 @@ class ParkingRules(Rules):
         assert not (await owner.conversation.append()).unparked
 
     async def test_a_turn_without_a_wake_parks(self, cluster: Cluster) -> None:
-        """If its journal has no input behind the watermark, and else not (contract: NewWorkItem.parked)."""
+        """The item is parked only if its journal has no input behind the watermark (contract: NewWorkItem.parked)."""
         owner = await ConversationOwner.begin(cluster)
         assert await _go_on(owner, _new_item(owner)) == QUEUED
         await owner.commit_wake()
@@ -280,8 +282,8 @@ class ParkingRules(Rules):
         assert (await owner.peer.take_one()).payload == "input"
 
     async def test_the_last_item_is_the_one(self, cluster: Cluster) -> None:
-        """An instance has one: another takes the place of one that is parked, of one that was queued, and of the one
-        before it in its turn (contract: NewWorkItem.parked).
+        """An instance has one such item: it replaces an item that is parked, an item that was queued, and an earlier
+        item of its turn (contract: NewWorkItem.parked).
         """
         owner = await ConversationOwner.begin(cluster)
         await _park(owner, _new_item(owner, payload="first"))
@@ -320,7 +322,9 @@ class ParkingRules(Rules):
     # -- its end
 
     async def test_an_item_is_cancelled(self, cluster: Cluster) -> None:
-        """While it is parked, when it is queued, and in its own turn (contract: Turn.cancel_activities)."""
+        """It is cancelled while it is parked, when it is queued, and in its own turn (contract:
+        Turn.cancel_activities).
+        """
         owner = await ConversationOwner.begin(cluster)
         item = _new_item(owner)
         await _park(owner, item)
@@ -338,7 +342,7 @@ class ParkingRules(Rules):
         assert await owner.peer.take_all() == []
 
     async def test_the_next_item_comes_with_the_end_of_the_last(self, cluster: Cluster) -> None:
-        """A turn cancels one that is parked, and parks another (contract: Turn.cancel_activities)."""
+        """A turn cancels a parked item, and parks another (contract: Turn.cancel_activities)."""
         owner = await ConversationOwner.begin(cluster)
         first = _new_item(owner)
         await _park(owner, first)
@@ -348,7 +352,9 @@ class ParkingRules(Rules):
         assert (await owner.peer.take_one()).lock.key == second.key
 
     async def test_it_ends_with_its_execution(self, cluster: Cluster) -> None:
-        """In another execution a message is sent, and the next item takes its place (contract: NewWorkItem.parked)."""
+        """The next execution gets a message, and its item takes the place of the old one (contract:
+        NewWorkItem.parked).
+        """
         owner = await ConversationOwner.begin(cluster)
         await _park(owner)
         await _go_on(owner, update=InstanceUpdate(status="running", continued=True))
@@ -363,7 +369,7 @@ class ParkingRules(Rules):
 
     @pytest.mark.parametrize("status", sorted(FINISHED))
     async def test_it_ends_with_its_instance(self, cluster: Cluster, status: Any) -> None:
-        """Nothing is queued for one that has ended, by the turn that ends it neither (contract: Turn.update)."""
+        """An instance that has ended gets no work, not even from the turn that ends it (contract: Turn.update)."""
         owner = await ConversationOwner.begin(cluster)
         await _park(owner)
         await _go_on(owner, _new_item(owner), update=InstanceUpdate(status=status))
@@ -371,7 +377,7 @@ class ParkingRules(Rules):
         assert await owner.peer.take_all() == []
 
     async def test_an_execution_that_ends_takes_its_items_along(self, cluster: Cluster) -> None:
-        """What its last turn would park is not queued, though inputs are pending (contract: NewWorkItem)."""
+        """Items that its last turn would park are not queued, though inputs are pending (contract: NewWorkItem)."""
         owner = await ConversationOwner.begin(cluster)
         over = InstanceUpdate(status="running", continued=True)
         assert await _go_on(owner, _new_item(owner), update=over) == QUEUED
@@ -437,7 +443,7 @@ class ParkingRules(Rules):
         assert [item.lock.key.instance_id for item in taken] == names
 
     async def test_a_wake_unparks_the_item_of_another_conversation(self, cluster: Cluster) -> None:
-        """What it appends does, by its turn and by its ack (contract: JournalWrite.appends)."""
+        """Its appends queue the item, by its turn and by its ack (contract: JournalWrite.appends)."""
         owners = await _owners(cluster, "s", "t")
         for number, name in enumerate(("turn", "ack")):
             assert await _go_on(owners["t"], _new_item(owners["t"])) == PARKED
@@ -472,7 +478,7 @@ class ParkingRules(Rules):
         assert messages == {"b": ["[4]"]}
 
     async def test_what_comes_back_unparks(self, cluster: Cluster) -> None:
-        """An input in place of one that was refused, also of the wake whose next item is parked (contract:
+        """An input that replaces a refused append queues the item, also the next item of the same wake (contract:
         JournalAppend.if_refused).
         """
         owner = (await _owners(cluster, "s"))["s"]
@@ -546,7 +552,7 @@ class ParkingRules(Rules):
             await owner.commit_wake()
 
     async def test_an_input_races_with_the_end_of_its_instance(self, cluster: Cluster) -> None:
-        """Nothing of one that has ended is in the queue, in either order (contract: Turn.update)."""
+        """The queue has no work of an instance that has ended, in either order (contract: Turn.update)."""
         names = [f"s{number}" for number in range(10)]
         owners = await _owners(cluster, *names)
         sender = await cluster.open()

@@ -33,8 +33,8 @@ class JournalReadingRules(Rules):
         assert await talk.journals.get_pending(["none"], limit=1) == [None]
 
     async def test_pages_by_number(self, cluster: Cluster) -> None:
-        """After, before, both, oldest or newest first, as many as the limit, and whether there are more (contract:
-        JournalQuery).
+        """Pages begin after a number, before one, or between two, oldest or newest first, within the limit; they say
+        whether there is more (contract: JournalQuery).
         """
         talk = await _ten(cluster)
         assert await talk.numbers() == list(range(1, 11))
@@ -66,7 +66,7 @@ class JournalReadingRules(Rules):
         assert forward == backward[::-1] == list(range(1, 11))
 
     async def test_a_page_has_the_status_of_the_instance(self, cluster: Cluster) -> None:
-        """As it is in the snapshot of the page; None when it is gone (contract: JournalPage.instance_status)."""
+        """It is the status in the page's snapshot, or None (contract: JournalPage.instance_status)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         found = [(await talk.page()).instance_status]
@@ -155,7 +155,7 @@ class JournalReadingRules(Rules):
         ]
 
     async def test_pages_are_bounded_in_bytes(self, cluster: Cluster) -> None:
-        """Once the read entries have the bytes, no more are read. One always is, and the rest follows (contract:
+        """A page ends with the entry that reaches the bytes, and has at least one entry. The rest follows (contract:
         read_journal).
         """
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster, "t")
@@ -171,8 +171,8 @@ class JournalReadingRules(Rules):
         assert [entry.seq for page in pages if page is not None for entry in page.entries] == [40, 39]
 
     async def test_what_a_wake_reads_is_bounded_in_bytes(self, cluster: Cluster) -> None:
-        """Once the read inputs have the bytes, no more are read, but one of each session is; with a limit of 0 none is
-        (contract: get_pending).
+        """Reading ends with the input that reaches the bytes. Each session gets one input at least, or none with a
+        limit of 0 (contract: get_pending).
         """
         talk = await Conversation.open(cluster)
         await talk.journals.append_journal([new_input(name, "é" * 49) for name in ("s", "t", "u") for _ in range(3)])

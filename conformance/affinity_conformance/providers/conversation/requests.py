@@ -99,8 +99,8 @@ class JournalRequestRules(Rules):
         assert (again.outcome, again.seq) == ("repeated", first.seq)
 
     async def test_a_late_answer_reaches_no_other_request(self, cluster: Cluster) -> None:
-        """While a request is pending another of its id is not added; an answer that names the wake of the request does
-        not reach a later one of the id (contract: NewRequest, Answer).
+        """A pending request keeps its id; an answer that names the wake of the request does not reach a later request
+        of that id (contract: NewRequest, Answer).
         """
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
@@ -152,7 +152,7 @@ class JournalRequestRules(Rules):
         assert [len(await talk.requests()), len(await talk.revisits())] == [1, 1]
 
     async def test_a_request_expires(self, cluster: Cluster) -> None:
-        """After its time it takes no answer, a wake is due, and the wake resolves it (contract: NewRequest)."""
+        """An expired request takes no answer. A wake is due, which resolves it (contract: NewRequest)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await owner.commit_wake(requests=[new_request(expires_in=60.0), new_request("q")])
@@ -169,7 +169,7 @@ class JournalRequestRules(Rules):
         assert [request.request_id for request in (await talk.pending()).requests] == ["q"]
 
     async def test_revisits_are_deduplicated_by_key(self, cluster: Cluster) -> None:
-        """While one of the key is pending another is not added; one that the wake has processed makes room (contract:
+        """A pending revisit keeps its key; the key is free again when a wake has processed the revisit (contract:
         NewRevisit).
         """
         owner = await ConversationOwner.begin(cluster)
@@ -187,7 +187,7 @@ class JournalRequestRules(Rules):
         assert [(revisit.key, revisit.reason) for revisit in await talk.revisits()] == [("l", ""), ("k", "third")]
 
     async def test_wakes_race_for_one_revisit(self, cluster: Cluster) -> None:
-        """Of two that commit at the same time, both of the same watermark, one adds it and both commit (contract:
+        """Two wakes of one watermark commit at the same time: one adds the revisit, and both commit (contract:
         NewRevisit).
         """
         one = await ConversationOwner.begin(cluster)
@@ -232,7 +232,7 @@ class JournalRequestRules(Rules):
         assert (work.due, [revisit.key for revisit in work.revisits]) == ([], ["far"])
 
     async def test_a_refused_wake_keeps_its_revisits(self, cluster: Cluster) -> None:
-        """What was due stays when the commit is refused (contract: JournalWrite)."""
+        """Revisits that were due stay when the commit is refused (contract: JournalWrite)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.commit_wake(revisits=[new_revisit(delay=0.0)])
         write = await owner.new_write(base=0, ended_revisits=["k"], wake_id="w2")

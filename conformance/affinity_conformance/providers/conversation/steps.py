@@ -1,4 +1,4 @@
-"""Parts of a wake that goes on, and its steps: what is durable before the wake ends, and what still waits."""
+"""Parts of a wake that goes on, and its steps: they are durable before the wake ends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class JournalStepRules(Rules):
         assert (await wake.talk.page()).processed == 1
 
     async def test_a_part_is_fenced(self, cluster: Cluster) -> None:
-        """By the token, the journal and its watermark, and the state's own fence; nothing of a refused part is there
+        """The token, the journal, its watermark and the fence of the state decide; a refused part leaves nothing
         (contract: WorkAck, JournalWrite).
         """
         wake = await _Running.begin(cluster)
@@ -100,7 +100,7 @@ class JournalStepRules(Rules):
         assert await wake.talk.texts() == ["hello", "answer"]
 
     async def test_of_one_batch_each_part_is_its_own(self, cluster: Cluster) -> None:
-        """Beside a result, and beside a part that does not pass (contract: WorkAck.message)."""
+        """A part passes beside a result, and beside a part that is refused (contract: WorkAck.message)."""
         wake = await _Running.begin(cluster)
         await cluster.enqueue(None, None)
         items = await wake.peer.take(2)
@@ -115,8 +115,8 @@ class JournalStepRules(Rules):
         assert (await wake.talk.pending()).steps == [step()]
 
     async def test_instances_start_with_what_begins_them(self, cluster: Cluster) -> None:
-        """With a part, a result or a turn that passes, each with its start message. What does not pass starts
-        none, and an id in use is left alone, whatever the quotas (contract: JournalWrite.starts).
+        """A part, a result or a turn that passes starts them, each with its start message. A refused one starts none,
+        and an id in use is left alone, whatever the quotas (contract: JournalWrite.starts).
         """
         wake = await _Running.begin(cluster)
         other = await ConversationOwner.begin(cluster, "t")
@@ -172,7 +172,7 @@ class JournalStepRules(Rules):
         assert (await other.conversation.pending()).steps == []
 
     async def test_a_fork_goes_on_with_the_steps_of_its_base(self, cluster: Cluster) -> None:
-        """If it has the state as it is while the wake runs; a fork that the wake makes has the state of its end
+        """It does if it has the state of the running wake; a fork that the wake makes has the state of its end
         (contract: JournalCreation.copies_state).
         """
         wake = await _Running.begin(cluster)

@@ -107,7 +107,7 @@ class JournalStreamRules(Rules):
         assert await talk.streamed() == ["w1.1.1"]
 
     async def test_a_commit_replaces_the_parts(self, cluster: Cluster) -> None:
-        """With ``clear_stream`` entries take the place of parts in one snapshot; without it they stay (contract:
+        """Entries replace the parts in one snapshot if ``clear_stream`` is set; the parts stay otherwise (contract:
         JournalWrite.clear_stream).
         """
         owner = await ConversationOwner.begin(cluster)
@@ -171,7 +171,7 @@ class JournalStreamRules(Rules):
     # -- notifications
 
     async def test_readers_are_notified(self, cluster: Cluster) -> None:
-        """Of what a caller reports, and of streams, by every provider object (contract: watch_journals)."""
+        """Every provider object delivers reports of callers and streams (contract: watch_journals)."""
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster)
         await talk.append()
         journal_id = (await talk.page()).journal_id
@@ -205,7 +205,7 @@ class JournalStreamRules(Rules):
                     await watch.wait(PATIENCE)
 
     async def test_a_commit_notifies_readers(self, cluster: Cluster) -> None:
-        """When the entries are there; also when turns are refused, which then is no error (contract: commit_turn)."""
+        """Readers hear of entries once they can be read. Refused turns cause no error (contract: commit_turn)."""
         owner = await ConversationOwner.begin(cluster)
         talk = await Conversation.open(cluster)
         step = turn(owner.at, consumed=message_ids(owner.at), journals=[await owner.new_write(entries=[output()])])

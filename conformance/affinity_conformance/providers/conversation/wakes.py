@@ -1,4 +1,4 @@
-"""How wakes have ended, and the replies that are found by it."""
+"""Ends of wakes, and the replies that are found by them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JournalWakeRules(Rules):
     """`JournalWrite.end`, `JournalQuery.reply_to` and `get_wakes` (contract: JournalWake)."""
 
     async def test_an_ended_wake_has_a_row(self, cluster: Cluster) -> None:
-        """In the order of their entries, from a number on, or the last ones first (contract: get_wakes)."""
+        """Rows come in the order of their entries, from a number on, or newest first (contract: get_wakes)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await talk.append()
@@ -70,7 +70,9 @@ class JournalWakeRules(Rules):
         assert [wake.seq for wake in await owner.conversation.wakes()] == [3]
 
     async def test_of_one_batch_each_wake_has_its_own(self, cluster: Cluster) -> None:
-        """Of turns, of which one is refused, and one ends no wake; and of acks (contract: JournalWrite.end)."""
+        """The batch has turns, one of them refused and one that does not end its wake; and acks (contract:
+        JournalWrite.end).
+        """
         names = [f"s{number}" for number in range(4)]
         talk = await Conversation.open(cluster)
         await talk.journals.append_journal([new_input(name) for name in names])
@@ -110,7 +112,7 @@ class JournalWakeRules(Rules):
         assert (page.processed, page.instance_status) == (5, "pending")
 
     async def test_while_there_is_no_reply_the_page_has_the_last_wake(self, cluster: Cluster) -> None:
-        """Without entries, if it was given the input, and until something comes (contract: JournalPage.wake)."""
+        """A page without entries has the wake that got the input, until more comes (contract: JournalPage.wake)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         page = await talk.page(reply_to=1)
@@ -128,7 +130,7 @@ class JournalWakeRules(Rules):
         assert (await talk.page(reply_to=1)).wake is None
 
     async def test_an_entry_that_is_no_input_has_no_reply(self, cluster: Cluster) -> None:
-        """As long as it is kept, the page says so (contract: JournalPage.is_input)."""
+        """The page says so as long as the entry is kept (contract: JournalPage.is_input)."""
         owner = await ConversationOwner.begin(cluster)
         await run_wake(owner, "w1")
         await owner.conversation.append()
@@ -138,7 +140,7 @@ class JournalWakeRules(Rules):
         ]
 
     async def test_a_long_reply_is_read_by_pages(self, cluster: Cluster) -> None:
-        """By number of entries, and by their bytes; beside other queries (contract: read_journal)."""
+        """Pages are bounded by number of entries and by bytes, beside other queries (contract: read_journal)."""
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await owner.commit_wake(entries=[output(str(number)) for number in range(10)])
@@ -173,7 +175,9 @@ class JournalWakeRules(Rules):
         assert await talk.wakes() == []
 
     async def test_a_fork_has_the_replies_up_to_where_it_was_cut(self, cluster: Cluster) -> None:
-        """And its own wakes; while it has none, none is its last one (contract: JournalPage.wake, get_wakes)."""
+        """It also has its own wakes; before the first of them, it has no last wake (contract: JournalPage.wake,
+        get_wakes).
+        """
         owner = await ConversationOwner.begin(cluster)
         talk = owner.conversation
         await run_wake(owner, "w1")
@@ -201,7 +205,9 @@ class JournalWakeRules(Rules):
         assert [wake.wake_id for wake in await whole.wakes()] == ["w3", "w4"]
 
     async def test_a_merge_has_no_replies_of_its_right_side(self, cluster: Cluster) -> None:
-        """What was processed there is no input; its own wakes process what waits there (contract: JournalWake)."""
+        """Inputs that were processed there are not inputs here; unprocessed ones wait for the merge's own wakes
+        (contract: JournalWake).
+        """
         left = await ConversationOwner.begin(cluster)
         await run_wake(left, "l")
         right = await ConversationOwner.begin(cluster, "t", text="right")
@@ -218,7 +224,7 @@ class JournalWakeRules(Rules):
         assert [wake.wake_id for wake in await made.wakes()] == ["l", "m"]
 
     async def test_an_import_has_the_wakes_that_come_with_it(self, cluster: Cluster) -> None:
-        """And the watermark; later inputs wait (contract: JournalCreation.wakes, JournalCreation.processed)."""
+        """It has the watermark, too; later inputs wait (contract: JournalCreation.wakes, JournalCreation.processed)."""
         talk = await Conversation.open(cluster)
         entries = [
             NewEntry(kind="user.message", payload='"1"', is_input=True),

@@ -108,7 +108,7 @@ class JournalWriteRules(Rules):
         assert (await owner.commit(good)).committed
 
     async def test_a_record_that_may_be_there_is_not_denied(self, cluster: Cluster) -> None:
-        """After the first wake, and where the session has a record (contract: PendingWork.has_record)."""
+        """It may be there after the first wake, and if the session has a record (contract: PendingWork.has_record)."""
         states = await cluster.states()
         for session_id in ("s", "t"):
             await (await Conversation.open(cluster, session_id)).append()
@@ -166,7 +166,7 @@ class JournalWriteRules(Rules):
             assert await talk.streamed() == []
 
     async def test_a_wake_alone_may_write_the_state_of_another_session(self, cluster: Cluster) -> None:
-        """Or no state, or have its result from no session (contract: Turn.states)."""
+        """It may also write no state, or have its result without a session (contract: Turn.states)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.commit_wake()
         other = await _wake_item(owner, 1, "t")
@@ -181,7 +181,7 @@ class JournalWriteRules(Rules):
         assert (await cluster.record("t")).version == 3
 
     async def test_input_is_processed_once(self, cluster: Cluster) -> None:
-        """Of two wakes that have read the same inputs, one commits (contract: JournalWrite.base)."""
+        """One of two wakes that have read the same inputs commits (contract: JournalWrite.base)."""
         owner = await ConversationOwner.begin(cluster)
         first = await owner.new_write(entries=[output("first")])
         second = replace(first, entries=[output("second")], wake_id="w2")
@@ -201,7 +201,7 @@ class JournalWriteRules(Rules):
         assert await owner.conversation.texts() == ["hello", "first"]
 
     async def test_a_batch_writes_to_many_journals(self, cluster: Cluster) -> None:
-        """Each turn its own; one that is refused does not affect the others (contract: rules for every verb)."""
+        """Each turn writes to its own; a refused turn does not affect the others (contract: rules for every verb)."""
         talk = await Conversation.open(cluster)
         names = [f"s{number}" for number in range(5)]
         await talk.journals.append_journal([new_input(name) for name in names])
@@ -281,7 +281,7 @@ class JournalWriteRules(Rules):
         assert await ack(message="done", journal=good, state=state) == [False]
 
     async def test_of_one_batch_of_acks_the_first_write_passes(self, cluster: Cluster) -> None:
-        """Of two acks that write to one journal (contract: WorkAck.journal)."""
+        """Both acks write to one journal (contract: WorkAck.journal)."""
         owner = await ConversationOwner.begin(cluster)
         await cluster.enqueue(None, None)
         items = await owner.peer.take(2)
@@ -335,8 +335,8 @@ class JournalWriteRules(Rules):
         assert await owner.conversation.texts() == ["hello", "answer"]
 
     async def test_what_is_refused_comes_back(self, cluster: Cluster) -> None:
-        """In place of each append that is refused its other one is made, in order, with the outcome in its entry, and
-        wakes its instance; not for one that is appended, or repeated (contract: JournalAppend.if_refused).
+        """The replacement of a refused append is made, in order, with the outcome in its entry, and wakes its instance.
+        An append that passes or is repeated has no replacement (contract: JournalAppend.if_refused).
         """
         owner = await ConversationOwner.begin(cluster)
         provider = owner.peer.provider
@@ -378,7 +378,7 @@ class JournalWriteRules(Rules):
         assert await owner.conversation.texts() == ["hello", "bye", "answer"]
 
     async def test_what_wakes_send_to_a_deleted_journal_creates_nothing(self, cluster: Cluster) -> None:
-        """Nor does it reach the next journal of the same session, or what comes back in its place (contract:
+        """It does not reach the next journal of the session either, nor does its replacement (contract:
         JournalAppend.journal_id).
         """
         owner = await ConversationOwner.begin(cluster)

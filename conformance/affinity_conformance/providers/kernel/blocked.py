@@ -1,4 +1,4 @@
-"""A bounded batch never hides what is behind it: what cannot be done now goes behind, or is passed over."""
+"""A bounded batch never hides the rows behind it: blocked rows go behind, or are passed over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from affinity_conformance.providers.builders import SESSION_LOCK
 from affinity_conformance.providers.cluster import Cluster
 
 LIMIT: Final = 5
-"""Of the calls whose caller says how many."""
+"""The limit that callers give, where a verb takes one."""
 
 
 async def _resources(cluster: Cluster) -> None:
@@ -71,11 +71,11 @@ CASES: Final[dict[str, Case]] = {
 
 
 class BlockedRules(Rules):
-    """What cannot be done now hides nothing."""
+    """Blocked rows hide nothing."""
 
     @pytest.mark.parametrize("case", list(CASES))
     async def test_what_cannot_be_done_now_hides_nothing(self, cluster: Cluster, case: str) -> None:
-        """More rows than a batch has, all blocked and older, before one that is not (contract: take_unused_resources,
+        """A row is found behind more than a batch of older rows that are all blocked (contract: take_unused_resources,
         WorkFetch.assigned, sweep).
         """
         await CASES[case](cluster)

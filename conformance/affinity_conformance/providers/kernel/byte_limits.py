@@ -15,7 +15,7 @@ SIZE: Final = 100_000
 """UTF-8 bytes of each payload: half as many characters."""
 
 ROOM: Final = 3 * SIZE - 1
-"""The third payload is the one that crosses the bound."""
+"""The third payload crosses the bound."""
 
 
 class ByteLimitRules(Rules):

@@ -37,7 +37,7 @@ class CapacityRules(Rules):
         assert len(await a.take(10, max_sessions=2)) == 5
 
     async def test_a_single_fetch_does_not_exceed_the_capacity(self, cluster: Cluster) -> None:
-        """One fetch claims no more sessions than the capacity allows."""
+        """One fetch stops claiming sessions at the capacity."""
         a = await cluster.worker("a")
         await cluster.enqueue(*[f"s{number}" for number in range(20)])
         await a.take_all(max_sessions=7)
@@ -144,7 +144,7 @@ class CapacityRules(Rules):
         assert len(await cluster.holders()) == 5
 
     async def test_workers_fill_up_independently(self, cluster: Cluster) -> None:
-        """Workers that race for sessions each reach their capacity and no more."""
+        """Workers that race for sessions each reach exactly their capacity."""
         peers = [await cluster.worker(name) for name in "abc"]
         await cluster.enqueue(*[f"s{number}" for number in range(40)])
         await concurrently(*(lambda peer=peer: peer.take_all(max_sessions=4) for peer in peers))
@@ -228,8 +228,8 @@ class CapacityRules(Rules):
 
     @pytest.mark.parametrize(("pack", "moved"), [(True, 0), (False, 6)])
     async def test_packed_sessions_fill_few_workers(self, cluster: Cluster, pack: bool, moved: int) -> None:
-        """Of four workers with room for ten each two suffice for twelve sessions: scale-in to two moves none that are
-        packed, and half of the others (contract: fetch_work_item, pack).
+        """Two of four workers with room for ten each suffice for twelve sessions: scale-in to two moves no packed
+        session, and half of the others (contract: fetch_work_item, pack).
         """
         peers = [await cluster.worker(f"w-{ordinal}", capacity=10) for ordinal in range(4)]
         for session in range(12):

@@ -177,8 +177,8 @@ class ClientRules(Rules):
         assert [row.instance_id for row in (*first, *rest)] == ["b3", "b2", "b1", "a1"]
 
     async def test_a_listing_is_filtered_by_version_and_time(self, cluster: Cluster) -> None:
-        """With all other conditions, a rare status too; the second time is not included. Only so many are looked
-        at (contract: InstanceFilter.created_before, InstanceFilter.most).
+        """Filters combine with all other conditions, also with a rare status; the second time is excluded. The search
+        is bounded (contract: InstanceFilter.created_before, InstanceFilter.most).
         """
         a = await cluster.worker("a")
         for name in ("a", "b", "c"):

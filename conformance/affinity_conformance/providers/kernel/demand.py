@@ -1,4 +1,4 @@
-"""How many workers the sessions need."""
+"""The number of workers that the sessions need."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class DemandRules(Rules):
         assert await self._demand(cluster) == WorkerDemand(held=3, waiting=0, capacity=2, desired=2)
 
     async def test_an_empty_database_needs_none(self, cluster: Cluster) -> None:
-        """Without sessions no worker is needed; without workers the capacity is the option's default (contract:
-        desired_workers).
+        """No worker is needed if there are no sessions; if there are no workers, the capacity is the option's default
+        (contract: desired_workers).
         """
         assert await self._demand(cluster) == WorkerDemand(held=0, waiting=0, capacity=100, desired=0)
 
@@ -57,8 +57,8 @@ class DemandRules(Rules):
         assert (await self._demand(cluster)).desired == 0
 
     async def test_the_capacity_is_of_workers_that_take_sessions(self, cluster: Cluster) -> None:
-        """The capacity is the mean of the workers that are alive, do not drain and take sessions; of the last ones
-        when there is none (contract: desired_workers).
+        """The capacity is the mean of the workers that are alive, do not drain and take sessions, or else of the last
+        such workers (contract: desired_workers).
         """
         await cluster.worker("a", SHORT_LEASE, capacity=2)
         await cluster.worker("b", SHORT_LEASE, capacity=6)

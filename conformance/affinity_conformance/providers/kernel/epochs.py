@@ -220,7 +220,7 @@ class EpochRules(Rules):
         assert (await cluster.session("s")).epoch == before.epoch
 
     async def test_a_session_that_begins_again_may_write_its_record(self, cluster: Cluster) -> None:
-        """After its row was removed, a session begins with a greater epoch than its record has."""
+        """A session whose row was removed begins again with a greater epoch than its record has."""
         a = await cluster.worker("a")
         for base in range(3):
             item = await cluster.give(a, "s")
@@ -229,7 +229,7 @@ class EpochRules(Rules):
             assert (await cluster.sweep(session_retention=10)).sessions_removed == 1
 
     async def test_a_save_by_hand_and_a_result_do_not_both_pass(self, cluster: Cluster) -> None:
-        """Of a concurrent save without a lease and a result, the result is refused or the save builds on it."""
+        """A save without a lease races with a result: the result is refused, or the save builds on it."""
         a, states = await cluster.worker("a"), (await cluster.open()).states
         for _ in range(10):
             item, base = await cluster.give(a, "s"), await _version(states, "s")

@@ -71,7 +71,7 @@ async def find_unused_resources(fixtures: FaultFixtures) -> Attempt:
 
 
 async def remove_resources(fixtures: FaultFixtures) -> Attempt:
-    """Of two only the one that was taken."""
+    """Only the taken one of two resources is removed."""
     created = await _created(fixtures)
     clean = fixtures.clean.provider
     assert await clean.take_unused_resources([created.name], limit=10, seconds=0.0) == [created]
@@ -101,7 +101,7 @@ async def _created(fixtures: FaultFixtures) -> DurableResource:
 
 
 async def _remove(fixtures: FaultFixtures) -> None:
-    """Remove what the attempt has begun, so that no later one meets it."""
+    """Remove the attempt's resource, so that no later attempt meets it."""
     taken = await fixtures.clean.provider.take_unused_resources([fixtures.name("n")], limit=10, seconds=TAKEN)
     await fixtures.clean.provider.remove_resources([resource.resource_id for resource in taken])
 

@@ -250,7 +250,7 @@ async def send_message(fixtures: FaultFixtures) -> Attempt:
 
 @_verb
 async def send_keyed_message(fixtures: FaultFixtures) -> Attempt:
-    """With a key it may be sent again after any error."""
+    """A message with a key may be sent again after any error."""
     start = await fixtures.instance()
     at = await fixtures.clean.go_on(start, consumed=message_ids(start))
     message = NewMessage(instance_id=at.instance_id, payload="m", key="k")

@@ -229,7 +229,7 @@ async def take_session(fixtures: FaultFixtures) -> Attempt:
 
 
 async def release_idle_session(fixtures: FaultFixtures) -> Attempt:
-    """For one new session, which is then claimed. All other held sessions stay."""
+    """Release it for one new session, which is then claimed. All other held sessions stay."""
     idle, new = await fixtures.held(), fixtures.name("t")
     await fixtures.cluster.enqueue(new)
     await fixtures.cluster.advance(OFFER_SECONDS)

@@ -43,7 +43,7 @@ NO_REQUEST: Final = frozenset({"hints", "notify_workers", "watch_journals", "not
 """Verbs that need not ask the database."""
 
 MOST_TRIES: Final = 5
-"""Of a verb, until it succeeds after a fault: several connections may have been lost with one."""
+"""Calls of a verb until it succeeds after a fault: several connections may have been lost with one."""
 
 PARTS: Final = 4
 """An attempt leaves rows, and each is followed by a look at all rows: a part of the verbs has a database of its own."""
@@ -77,7 +77,7 @@ class FaultRules(Rules):
             assert after or name in NO_REQUEST, f"{name} never met {fault}"
 
     async def _survives(self, fixtures: FaultFixtures, attempt: Attempt, fault: Fault, after: int) -> bool:
-        """Whether the fault was met."""
+        """Return True if the fault was met."""
         before = await fixtures.snapshot()
         fixtures.faulty.inject(fault, after)
         for _ in range(MOST_TRIES):

@@ -14,7 +14,7 @@ PATIENCE = 30.0  # seconds of real time; a wait ends when the hint comes
 
 
 class HintRules(Rules):
-    """Which workers a hint reaches, and its flags (contract: hints, notify_workers)."""
+    """Workers that a hint reaches, and its flags (contract: hints, notify_workers)."""
 
     async def test_closing_is_idempotent(self, cluster: Cluster) -> None:
         """Closing twice is allowed, and other provider objects continue to work (contract: aclose)."""
@@ -69,7 +69,7 @@ class HintRules(Rules):
             assert await self._collect(source, 2) == Hint(work=True, cancel=True)
 
     async def test_for_an_instance_without_an_owner_all_are_notified(self, cluster: Cluster) -> None:
-        """``owners_of`` notifies all workers if the owner is dead or there is none (contract: notify_workers)."""
+        """``owners_of`` notifies all workers if the owner is dead or missing (contract: notify_workers)."""
         a, b = await cluster.worker("a", SHORT_LEASE), await cluster.worker("b")
         await a.own("i")
         await b.provider.create_instance([new_instance("new")])

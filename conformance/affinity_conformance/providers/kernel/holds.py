@@ -89,7 +89,7 @@ class HoldRules(Rules):
         assert (await b.take_one()).session_id == "s"
 
     async def test_the_latest_of_several_holds_governs(self, cluster: Cluster) -> None:
-        """Of several holds the one that ends last decides, in whatever order they began (contract: SessionHold)."""
+        """The hold that ends last decides, in whatever order they began (contract: SessionHold)."""
         a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         long = await a.hold("i", "s", 3 * HOLD)
         middle = await b.hold("j", "s", 2 * HOLD)
@@ -119,7 +119,7 @@ class HoldRules(Rules):
         assert about((await cluster.session("s")).expires_in, HOLD)
 
     async def test_a_hold_that_is_over_cuts_nothing_short(self, cluster: Cluster) -> None:
-        """When the longer of two holds ends, the session lock timeout from now is left (contract: SessionHold)."""
+        """The session lock timeout is left from the end of the longer of two holds (contract: SessionHold)."""
         a = await cluster.holder("a", "s")
         await a.hold("i", "s", 400.0)
         long = await a.hold("j", "s", HOLD)

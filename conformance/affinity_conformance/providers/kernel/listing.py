@@ -96,8 +96,8 @@ class ListingRules(Rules):
         assert {row.worker_id: row.registered for row in await self._workers(cluster)} == {"a": second, "b": first}
 
     async def test_code_is_listed_once_for_the_workers_that_have_it(self, cluster: Cluster) -> None:
-        """With what each registration said last, while a worker's row stays, and whether one of them is alive
-        (contract: list_code).
+        """A row has the latest report of each registration, while a worker's row stays, and whether one of the workers
+        is alive (contract: list_code).
         """
         names = {"orchestrations": {"chat@1.0.0": "0f"}}
         takes = {"orchestrations": {"chat@1.0.0": {"input": {"type": "string", "title": "it's \\ \u00fc \u2028"}}}}

@@ -1,4 +1,4 @@
-"""How full the workers are, as they say themselves, and whether they may offer sessions to each other."""
+"""The load of workers, as they report it, and whether they may offer sessions to each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from affinity_conformance.providers.cluster import Cluster
 
 
 def of_peers(load: FleetLoad) -> Sequence[WorkerLoad]:
-    """Without the worker of the suite that queues items."""
+    """The load without the worker of the suite that queues items."""
     return [worker for worker in load.workers if worker.worker_id in {"a", "b", "c"}]
 
 
@@ -19,8 +19,8 @@ class LoadRules(Rules):
     """`get_load` and `suspend_rebalancing`."""
 
     async def test_workers_learn_how_full_the_others_are(self, cluster: Cluster) -> None:
-        """Each sees what the others said last, with what they registered; who has said nothing has no number (contract:
-        get_load).
+        """Each sees the latest report of the others, with their registrations; without a report there is no number
+        (contract: get_load).
         """
         a, b = await cluster.peer("a"), await cluster.peer("b")
         await a.register(LONG_LEASE, capacity=10)
@@ -35,7 +35,7 @@ class LoadRules(Rules):
         assert [worker.sessions for worker in of_peers(await b.provider.get_load())] == [5, 7]
 
     async def test_only_live_workers_count(self, cluster: Cluster) -> None:
-        """A worker whose lease has ended is left out, and what it says is not stored; one that drains is marked
+        """A worker whose lease has ended is left out, and its report is not stored; a draining worker is marked
         (contract: get_load).
         """
         a, b, c = await cluster.worker("a"), await cluster.worker("b", SHORT_LEASE), await cluster.worker("c")

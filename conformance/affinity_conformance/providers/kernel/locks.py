@@ -164,7 +164,7 @@ class LockRules(Rules):
         assert again == {"begun": 2, None: 1}
 
     async def test_a_delivery_after_many_interruptions_is_counted_when_it_begins(self, cluster: Cluster) -> None:
-        """After ``uncounted_after`` interruptions a delivery counts when `begin_work_item` says so (contract:
+        """A delivery after ``uncounted_after`` interruptions counts when `begin_work_item` says so (contract:
         FetchOptions.uncounted_after, begin_work_item).
         """
         a = await cluster.worker("a")
@@ -180,8 +180,8 @@ class LockRules(Rules):
         assert [item.attempts for item in await a.take_all(uncounted_after=2)] == [4, 4]
 
     async def test_an_item_that_ends_its_worker_comes_again_behind_others(self, cluster: Cluster) -> None:
-        """It waits for the pause that its worker has set, and others are delivered meanwhile; given back it waits no
-        longer (contract: begin_work_item).
+        """It waits for the pause that its worker has set, while others are delivered; given back, it no longer waits
+        (contract: begin_work_item).
         """
         a = await cluster.worker("a")
         await cluster.enqueue(None)

@@ -62,8 +62,8 @@ class ManagementRules(Rules):
         assert item.last_error == "KeyError: 1"
 
     async def test_executions_are_listed_with_their_times(self, cluster: Cluster) -> None:
-        """Executions are listed newest first, page by page, including one without events and one that was reset
-        (contract: ExecutionInfo).
+        """Executions are listed newest first, page by page, also without events, and after a reset (contract:
+        ExecutionInfo).
         """
         a, at = await cluster.owner("a", "i")
         await cluster.advance(60)
@@ -165,8 +165,8 @@ class ManagementRules(Rules):
         assert (found.waiting_sessions, found.oldest_waiting_session) == (0, None)
 
     async def test_work_that_waits_for_any_worker_is_sampled(self, cluster: Cluster) -> None:
-        """By kind, name and tag: no work of a held session, that runs or that comes later; of each route at most
-        ``limit`` (contract: sample_waiting_work).
+        """The sample counts by kind, name and tag. It leaves out work of held sessions, running work and later work,
+        and has at most ``limit`` of each route (contract: sample_waiting_work).
         """
         a = await cluster.holder("a", "held")
         await cluster.enqueue("held", name="held")

@@ -72,7 +72,7 @@ class _Queue:
 
 
 async def _work_off(cluster: Cluster, worker: Peer, queue: _Queue) -> None:
-    """Take and ack until nothing is left; each time, what the worker gets is all that is due."""
+    """Take and ack until nothing is left; each fetch returns everything that is due."""
     for passed in (0.0, _DELAY + 1):
         await cluster.pass_time(passed)
         while items := await worker.take_all():
@@ -89,8 +89,8 @@ class MixedBatchRules(Rules):
 
     @pytest.mark.parametrize("seed", range(3))
     async def test_a_commit_holds_back_what_an_order_holds_back(self, cluster: Cluster, seed: int) -> None:
-        """Of turns of several instances in one batch, an item waits for the items before it in its order, and for
-        nothing else (contract: NewWorkItem.ordered).
+        """An item of a batch of turns of several instances waits for the items before it in its order, and for nothing
+        else (contract: NewWorkItem.ordered).
         """
         worker = await cluster.holder("w", "s", tags=GPU)
         owned = [await worker.own(f"i{number}") for number in range(3)]

@@ -232,7 +232,7 @@ class MoveRules(Rules):
         assert await _last_move(cluster) == ("s", "a", "new", None)
 
     async def test_a_timeline_that_begins_moves_nothing(self, cluster: Cluster) -> None:
-        """The epochs of a new timeline are no moves; the next start of each worker is (contract: MoveReason)."""
+        """A new timeline changes epochs without a move; each worker's next start is a move (contract: MoveReason)."""
         timeline = Timeline()
         a = await cluster.follower("a", timeline)
         await cluster.use(a, "s")

@@ -144,7 +144,7 @@ class OrderRules(Rules):
     # -- ways to leave the queue
 
     async def test_a_cancelled_item_gives_way(self, cluster: Cluster) -> None:
-        """Cancelling the first item, in hand or not, or one that waits, keeps the others in order (contract:
+        """Cancelling the first item, in hand or not, or a waiting item keeps the others in order (contract:
         Turn.cancel_activities).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -159,8 +159,8 @@ class OrderRules(Rules):
         assert [key.activity_id for key in await drained(b)] == [6]
 
     async def test_an_item_that_its_own_turn_cancels_takes_no_place(self, cluster: Cluster) -> None:
-        """A turn that cancels the first item and queues another lets that one run, and not what it cancels itself
-        (contract: Turn.cancel_activities).
+        """A turn that cancels the first item lets an item run that it queues, unless it cancels that one too (contract:
+        Turn.cancel_activities).
         """
         a = await cluster.worker("a")
         at = await queue(a, await a.own("i"), 1)
@@ -168,7 +168,7 @@ class OrderRules(Rules):
         assert [key.activity_id for key in await drained(a)] == [3]
 
     async def test_items_of_an_instance_that_ends_give_way(self, cluster: Cluster) -> None:
-        """When an instance ends, items of other instances go on in their order (contract: commit_turn)."""
+        """Items of other instances go on in their order (contract: commit_turn)."""
         a = await cluster.worker("a")
         at, other = await a.own("i"), await a.own("j")
         at = await queue(a, at, 1, 2)
@@ -179,7 +179,7 @@ class OrderRules(Rules):
         assert [(key.instance_id, key.activity_id) for key in await drained(a)] == [("j", 1), ("j", 2)]
 
     async def test_items_of_a_deleted_instance_give_way(self, cluster: Cluster) -> None:
-        """When an instance or a tree is deleted by force, items of others go on (contract: delete_instance)."""
+        """Items of others go on when an instance or a tree is deleted by force (contract: delete_instance)."""
         a, parent = await cluster.owner("a", "parent")
         parent = await a.go_on(parent, consumed=message_ids(parent), instances=[child_of(parent, "child")])
         (child,) = [item for item in await a.take_instances() if item.instance_id == "child"]
@@ -301,7 +301,7 @@ class OrderRules(Rules):
         assert await drained(b) == keys
 
     async def test_an_ack_of_a_holder_of_before_lets_the_next_one_run_on_the_new_one(self, cluster: Cluster) -> None:
-        """When the session has moved while its first item ran, its ack makes way on the new holder (contract:
+        """The session has moved while its first item ran; its ack makes way on the new holder (contract:
         ack_work_item).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -317,7 +317,7 @@ class OrderRules(Rules):
         assert [item.lock.key for item in await b.take(10)] == [second]
 
     async def test_a_planned_move_takes_the_order_along(self, cluster: Cluster) -> None:
-        """While a session is to move, its first item is ended by the holder, and the next one runs on the new holder
+        """The holder ends the first item of a session that is to move, and the next one runs on the new holder
         (contract: PlannedMove).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -406,8 +406,8 @@ class OrderRules(Rules):
     # -- together
 
     async def test_the_order_is_that_of_the_commits(self, cluster: Cluster) -> None:
-        """While the holder works, many workers commit at the same time: what was committed before another commit began
-        comes before it, and no item is lost or delivered beside another (contract: NewWorkItem.ordered).
+        """Many workers commit at the same time while the holder works: items of an earlier commit come first, and no
+        item is lost or delivered beside another (contract: NewWorkItem.ordered).
         """
         a = await cluster.worker("a")
         peers = [await cluster.worker(f"b{number}") for number in range(4)]

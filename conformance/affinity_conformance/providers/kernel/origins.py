@@ -14,7 +14,7 @@ from affinity_conformance.providers.peer import Peer
 
 
 async def times(peer: Peer, execution_id: int = 1) -> list[datetime]:
-    """When each event was recorded."""
+    """The times at which the events were recorded."""
     return [origin.recorded_at for origin in await peer.provider.read_origins("i", execution_id)]
 
 

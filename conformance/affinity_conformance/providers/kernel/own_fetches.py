@@ -73,7 +73,7 @@ class OwnFetchRules(Rules):
         assert not (await a.fetch(1, only_own=True)).limit_reached
 
     async def test_an_own_fetch_brings_so_many_bytes(self, cluster: Cluster) -> None:
-        """As many items as fit, and at least one; it says whether more waits."""
+        """It brings as many items as fit, and at least one; it says whether more waits."""
         a = await cluster.holder("a", "s")
         keys = await cluster.enqueue(*["s"] * 5, payload="é" * (SIZE // 2))
         for max_bytes, expected in ((ROOM, keys[:3]), (1, keys[3:4]), (1, keys[4:])):
@@ -82,7 +82,7 @@ class OwnFetchRules(Rules):
             assert fetched.limit_reached == (keys[4] not in expected)
 
     async def test_what_is_not_visible_or_in_hand_is_not_fetched(self, cluster: Cluster) -> None:
-        """An item with a delay, and one that the caller has; nothing of that is a lost claim."""
+        """It leaves an item with a delay, and an item that the caller has; neither counts as a lost claim."""
         a = await cluster.holder("a", "s")
         await cluster.enqueue("s", delay=10.0)
         await cluster.enqueue("s")
@@ -104,7 +104,7 @@ class OwnFetchRules(Rules):
         assert [item.session_id for item in await b.take(10, only_own=True)] == ["s"]
 
     async def test_a_session_that_is_lost_is_not_own(self, cluster: Cluster) -> None:
-        """Nor claimed by such a fetch, after its lock has ended or it was released."""
+        """Such a fetch does not claim it either, after its lock has ended or it was released."""
         a = await cluster.holder("a", "s", "t")
         await cluster.enqueue("s", "t")
         assert await a.provider.release_session(["t"]) == ["released"]

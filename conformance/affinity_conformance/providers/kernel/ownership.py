@@ -100,7 +100,7 @@ class OwnershipRules(Rules):
         assert len(await a.take_instances()) == 1
 
     async def test_nothing_is_due_without_messages(self, cluster: Cluster) -> None:
-        """``next_due`` is None when there is no message (contract: OrchestrationFetch)."""
+        """``next_due`` is None without a message (contract: OrchestrationFetch)."""
         fetched = await (await cluster.worker("a")).fetch_instances()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
@@ -117,7 +117,7 @@ class OwnershipRules(Rules):
         assert 50 < second.next_due <= 60
 
     async def test_racing_workers_share_the_instances(self, cluster: Cluster) -> None:
-        """Of workers that race for instances, exactly one takes each (contract: owned instance)."""
+        """Exactly one of the racing workers takes each instance (contract: owned instance)."""
         peers = [await cluster.worker(name) for name in "ab"]
         names = [f"i{number:02}" for number in range(30)]
         await peers[0].provider.create_instance([new_instance(name) for name in names])

@@ -1,4 +1,4 @@
-"""Placing: where a committed turn queues its work items, above all the ones that the committer asks for."""
+"""Placing: where a committed turn queues its work items, above all those that the committer asks for."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PlacingRules(Rules):
         assert (await a.take_one()).session_id == "s"
 
     async def test_an_item_that_is_not_wanted_here_is_queued(self, cluster: Cluster) -> None:
-        """Without ``lock_here`` an item is queued, and the result names the holder of its session (contract:
+        """An item is queued unless ``lock_here`` is set, and the result names the holder of its session (contract:
         NewWorkItem.lock_here).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")

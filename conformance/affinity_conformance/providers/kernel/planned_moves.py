@@ -25,7 +25,7 @@ from affinity_conformance.providers.kernel.holds import HOLD
 from affinity_conformance.providers.peer import Peer
 
 ROUNDS: Final = 30
-"""Of a race."""
+"""Rounds of a race."""
 
 
 async def _dies(cluster: Cluster, b: Peer) -> None:
@@ -82,7 +82,7 @@ class PlannedMoveRules(Rules):
         assert (await b.take_one()).session_epoch == taken.epoch
 
     async def test_running_work_ends_before_a_session_moves(self, cluster: Cluster) -> None:
-        """While the holder has an item locked, no item of the session goes to any worker (contract: PlannedMove)."""
+        """No item of the session goes to any worker while the holder has an item locked (contract: PlannedMove)."""
         a, b, c = await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("c")
         await cluster.enqueue("s", "s")
         running = await a.take_one()
@@ -265,9 +265,7 @@ class PlannedMoveRules(Rules):
         assert (await cluster.give(c, "s")).session_id == "s"
 
     async def test_the_same_incarnation_claims_again(self, cluster: Cluster) -> None:
-        """A session that was released and that its last holder claims again has no plan any more (contract:
-        PlannedMove).
-        """
+        """A session that was released, and claimed again by its last holder, has no plan (contract: PlannedMove)."""
         a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.plan("s", "b", within=3_600.0)
         assert await a.provider.release_session(["s"]) == ["released"]
@@ -289,7 +287,7 @@ class PlannedMoveRules(Rules):
         assert (await c.take_one()).session_id == "s"
 
     async def test_routes_that_are_stale_are_repaired(self, cluster: Cluster) -> None:
-        """A sweep routes what was queued for the holder, and what the former plan's worker was offered (contract:
+        """A sweep routes items queued for the holder, and items offered to the worker of the former plan (contract:
         sweep).
         """
         a, b = await cluster.holder("a", "s"), await cluster.worker("b")
@@ -305,7 +303,9 @@ class PlannedMoveRules(Rules):
     # -- offers
 
     async def test_an_offer_is_taken_with_the_next_work(self, cluster: Cluster) -> None:
-        """Without a bound, the session stays until work of it arrives, and moves with that (contract: PlannedMove)."""
+        """The session stays until work of it arrives, and moves with that work, if the plan has no bound (contract:
+        PlannedMove).
+        """
         a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         assert await a.plan("s", "b", within=None) == "planned"
         await cluster.pass_time(100 * OFFER_SECONDS)
@@ -431,7 +431,7 @@ class OperatorDrainRules(Rules):
     """`set_drain_wanted`, and `drain_worker` with ``if_wanted``."""
 
     async def test_a_drained_worker_claims_nothing(self, cluster: Cluster) -> None:
-        """From the call on, the worker claims no session and locks nothing at a commit, and learns it (contract:
+        """The worker claims no session and locks nothing at a commit from the call on, and learns it (contract:
         set_drain_wanted).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -463,7 +463,7 @@ class OperatorDrainRules(Rules):
         assert await a.renew_lease(LONG_LEASE) is not None
 
     async def test_a_resumed_worker_takes_work_again(self, cluster: Cluster) -> None:
-        """After the end of the drain nothing more is freed, and work is taken (contract: set_drain_wanted)."""
+        """It frees nothing more and takes work (contract: set_drain_wanted)."""
         a, b = await cluster.holder("a", "s"), await cluster.worker("b")
         await b.provider.set_drain_wanted("a", wanted=True)
         assert await b.provider.set_drain_wanted("a", wanted=False)

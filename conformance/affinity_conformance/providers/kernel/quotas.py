@@ -22,9 +22,7 @@ class QuotaRules(Rules):
     """`set_quotas`, and what they do to `create_instance` and `send_message`."""
 
     async def test_there_are_none_until_they_are_set(self, cluster: Cluster) -> None:
-        """There are no quotas until they are set, and every provider object then reads the same ones (contract:
-        get_quotas).
-        """
+        """Every provider object reads the quotas that are set (contract: get_quotas)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         assert await a.provider.get_quotas() == Quotas()
         some = Quotas(instances=10, instance_bytes=2**40)

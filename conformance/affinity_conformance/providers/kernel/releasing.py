@@ -110,8 +110,8 @@ class ReleaseRules(Rules):
     # -- to make room
 
     async def test_sessions_make_room_in_the_order_of_their_holder(self, cluster: Cluster) -> None:
-        """While no other worker has room, a session at rest is freed immediately, in the order that its holder gives,
-        and the work is offered to the holder (contract: release_idle_session).
+        """A session at rest is freed immediately if no other worker has room, in the order that its holder gives, and
+        the work is offered to the holder (contract: release_idle_session).
         """
         a = await cluster.worker("a", capacity=3)
         await cluster.worker("full", capacity=0)
@@ -139,7 +139,7 @@ class ReleaseRules(Rules):
         assert await make_room(a, 2, limit=1, order=_order("known")) == ["old"]
 
     async def test_room_of_other_workers_is_used_first(self, cluster: Cluster) -> None:
-        """While another worker of the app has room, work waits for it, for `OFFER_SECONDS`. Room of other apps, and of
+        """Work waits up to `OFFER_SECONDS` for another worker of the app that has room. Room of other apps, and of
         workers that drain, does not count (contract: release_idle_session).
         """
         a, b = await cluster.worker("a", capacity=1), await cluster.worker("b", capacity=1)
@@ -158,8 +158,8 @@ class ReleaseRules(Rules):
         assert await make_room(a, 1) == ["new"]
 
     async def test_there_is_room_for_as_many_as_wait(self, cluster: Cluster) -> None:
-        """As many sessions are freed as there is work, for the oldest first, and two workers do not free sessions for
-        the same work (contract: release_idle_session).
+        """The number of freed sessions is that of the waiting work, oldest first, and two workers do not free sessions
+        for the same work (contract: release_idle_session).
         """
         a, b = await cluster.worker("a", capacity=3), await cluster.worker("b", capacity=3)
         for number in range(3):

@@ -50,8 +50,8 @@ class ReplyRules(Rules):
         assert await send(a, keyed("k")) == ["repeated"]
 
     async def test_a_key_is_of_one_instance(self, cluster: Cluster) -> None:
-        """Two instances may get messages of one key; so may one that is created again under an id (contract:
-        send_message).
+        """Two instances may get messages of one key, and so may an instance that is created again under an id
+        (contract: send_message).
         """
         a, first = await cluster.owner("a", "i")
         await a.own("j")
@@ -243,7 +243,7 @@ async def states(peer: Peer, *keys: str) -> list[KeyState | None]:
 
 
 async def known(peer: Peer, *keys: str) -> list[bool]:
-    """Whether the instance has got messages of these keys."""
+    """Return True if the instance has received messages of these keys."""
     return [found is not None and found.is_known for found in await states(peer, *keys)]
 
 

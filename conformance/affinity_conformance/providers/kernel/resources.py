@@ -18,11 +18,11 @@ class ResourceRules(Rules):
 
     @pytest.fixture
     async def store(self, cluster: Cluster) -> ResourceStore:
-        """Of the test's database."""
+        """The store of the test's database."""
         return (await cluster.enqueuer()).provider
 
     async def test_a_resource_is_begun_created_and_found(self, store: ResourceStore) -> None:
-        """Until it is created it is not found (contract: begin_resource, set_resource_handle, get_resource)."""
+        """It is not found until it is created (contract: begin_resource, set_resource_handle, get_resource)."""
         assert await store.begin_resource("r", "box", KEY, held=None) == DurableResource("r", "box", None)
         assert await store.get_resource("r") is None
         assert await store.set_resource_handle("r", "{}") is True
@@ -30,8 +30,8 @@ class ResourceRules(Rules):
         assert await store.set_resource_handle("unknown", "{}") is False
 
     async def test_a_later_attempt_goes_on_with_it(self, store: ResourceStore) -> None:
-        """One that is created belongs to all attempts of its activity; one that is not stays as it is. What a session
-        holds from a failed activity is given to the next one.
+        """A created resource belongs to all attempts of its activity; an uncreated one stays as it is. The next
+        activity gets a resource that the session holds from a failed one.
         """
         await store.begin_resource("lost", "box", KEY, held=None)
         await store.begin_resource("r", "box", KEY, held=None)
@@ -83,7 +83,7 @@ class ResourceRules(Rules):
     async def test_it_is_unused_once_its_activity_has_ended_without_a_record(
         self, cluster: Cluster, store: ResourceStore
     ) -> None:
-        """While its activity is queued, or a record has it, it is not taken; a taken one is not found."""
+        """It is not taken while its activity is queued, or a record has it; a taken resource is not found."""
         (key,) = await cluster.enqueue("s")
         worker = await cluster.worker("w")
         item = await worker.take_one()

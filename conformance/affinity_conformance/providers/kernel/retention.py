@@ -112,7 +112,7 @@ class RetentionRules(Rules):
         assert await _existing_ids(a, "i") == ["i"]
 
     async def test_an_instance_that_was_reset_counts_from_its_new_end(self, cluster: Cluster) -> None:
-        """After a reset the time of the new end counts (contract: reset_instance)."""
+        """The time of the new end counts (contract: reset_instance)."""
         a, at = await cluster.owner("a", "i")
         await a.commit_one(at, update=InstanceUpdate(status="failed", error="{}"))
         await cluster.advance(DAY)
@@ -198,7 +198,7 @@ class RetentionRules(Rules):
 
 
 async def _pruned(a: Peer, older_than: float, status: frozenset[str] = COMPLETED, *, dry_run: bool = False) -> int:
-    """How many instances all steps together removed."""
+    """The number of instances that all steps together removed."""
     step: InstancePruning = await a.provider.prune_instances(status, older_than, dry_run=dry_run)
     removed = step.instances
     while step.after is not None:

@@ -39,7 +39,7 @@ class RolloutRules(Rules):
         assert all((item.session_epoch or 0) > (before.session_epoch or 0) for item in taken)
 
     async def test_sessions_left_to_a_restart_that_does_not_come_are_free(self, cluster: Cluster) -> None:
-        """After ``restart_grace`` any worker takes what was left (contract: release_worker)."""
+        """Any worker takes them after ``restart_grace`` (contract: release_worker)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await cluster.enqueue("s", "s")
         await a.take_one()
@@ -63,7 +63,7 @@ class RolloutRules(Rules):
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
     async def test_a_worker_without_sessions_leaves_nothing_behind(self, cluster: Cluster) -> None:
-        """A worker that holds no session leaves as one that does not restart (contract: release_worker)."""
+        """A worker without sessions leaves as if it did not restart (contract: release_worker)."""
         a = await cluster.worker("a")
         await a.leave(GRACE)
         info = await _listed(a)
@@ -129,7 +129,7 @@ class RolloutRules(Rules):
         assert {item.session_id for item in await old.take(10)} == {"s", "offered"}
 
     async def test_newer_code_without_room_is_not_waited_for(self, cluster: Cluster) -> None:
-        """While no worker of the newest code has room, any worker takes new sessions (contract: fetch_work_item)."""
+        """Any worker takes new sessions while no worker of the newest code has room (contract: fetch_work_item)."""
         old, new = await cluster.worker("old", **OLD), await cluster.worker("new", **{**NEW, "capacity": 1})
         await cluster.use(new, "full")
         await cluster.enqueue("s")
@@ -147,7 +147,7 @@ class RolloutRules(Rules):
         assert (await cluster.give(old, "t")).session_id == "t"
 
     async def test_sessions_that_newer_code_does_not_take_are_taken_by_older_code(self, cluster: Cluster) -> None:
-        """After `NEWER_SECONDS` any worker takes a new session (contract: fetch_work_item)."""
+        """Any worker takes a new session after `NEWER_SECONDS` (contract: fetch_work_item)."""
         old = await cluster.worker("old", **OLD)
         await cluster.worker("new", **NEW)
         await cluster.enqueue("s")
@@ -168,7 +168,7 @@ class RolloutRules(Rules):
         assert (await new.take_one()).session_id == "s"
 
     async def test_versions_of_different_apps_are_not_compared(self, cluster: Cluster) -> None:
-        """A worker of another app, or one that reports no version, is not newer (contract: WorkerProfile)."""
+        """A worker of another app, or without a version, is not newer (contract: WorkerProfile)."""
         old = await cluster.worker("old", **OLD)
         await cluster.worker("other", **{**NEW, "app": "other"})
         await cluster.worker("silent")
@@ -220,8 +220,8 @@ class RolloutRules(Rules):
         assert (await c.take_one()).session_id == "s"
 
     async def test_a_drain_for_a_restart_frees_what_newer_code_has_room_for(self, cluster: Cluster) -> None:
-        """Sessions with work first; the rest is left to the restart. Repeated, it frees no more (contract:
-        drain_worker).
+        """Sessions with work are freed first; the rest is left to the restart. A repeated drain frees nothing
+        (contract: drain_worker).
         """
         old = await cluster.worker("old", **OLD)
         for session_id in ("work", "idle", "idler"):

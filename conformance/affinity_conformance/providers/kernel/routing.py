@@ -170,7 +170,7 @@ class RoutingRules(Rules):
         assert 20 < next_due <= 30
 
     async def test_nothing_is_due_in_an_empty_queue(self, cluster: Cluster) -> None:
-        """In an empty queue ``next_due`` is None and no claim is lost (contract: WorkFetch)."""
+        """``next_due`` is None, and no claim is lost (contract: WorkFetch)."""
         fetched = await (await cluster.worker("a")).fetch()
         assert (list(fetched.items), fetched.claim_lost, fetched.next_due) == ([], False, None)
 
@@ -182,7 +182,7 @@ class RoutingRules(Rules):
         assert (await b.fetch()).next_due is None
 
     async def test_a_claim_race_has_one_winner(self, cluster: Cluster) -> None:
-        """Of workers that race for a session, one gets all its items."""
+        """One of the racing workers gets all items of the session."""
         peers = [await cluster.worker(name) for name in "abcd"]
         await cluster.enqueue(*["s", "t", "u"] * 5)
         taken = await concurrently(*(peer.take_all for peer in peers))

@@ -1,4 +1,4 @@
-"""Parts of one turn that meet: what it queues and cancels, or creates and sends messages to."""
+"""Parts of one turn that meet: items that it queues and cancels, instances that it creates and sends messages to."""
 
 from __future__ import annotations
 

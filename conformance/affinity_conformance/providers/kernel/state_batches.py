@@ -64,9 +64,7 @@ class StateBatchRules(Rules):
 
     @pytest.mark.parametrize("second_base", [0, 1])
     async def test_of_two_turns_of_one_session_the_first_passes(self, cluster: Cluster, second_base: int) -> None:
-        """Of two turns in a batch that write one session, the first passes and the second is refused (contract:
-        Turn).
-        """
+        """Two turns of a batch write one session: the first passes and the second is refused (contract: Turn)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -79,9 +77,7 @@ class StateBatchRules(Rules):
 
     @pytest.mark.parametrize("second_base", [0, 1])
     async def test_of_two_acks_of_one_session_the_first_passes(self, cluster: Cluster, second_base: int) -> None:
-        """Of two acks in a batch that write one session, the first passes and the second is refused (contract:
-        Turn).
-        """
+        """Two acks of a batch write one session: the first passes and the second is refused (contract: Turn)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)
@@ -131,7 +127,7 @@ class StateBatchRules(Rules):
 
     @each_way
     async def test_of_two_concurrent_writers_one_passes(self, cluster: Cluster, way: Way) -> None:
-        """Of two concurrent writes from one version, one passes (StateWrite)."""
+        """Two concurrent writes start from one version: one passes (StateWrite)."""
         a = await cluster.worker("a")
         peers = [await cluster.same_worker(a) for _ in range(2)]
         for base in range(5):

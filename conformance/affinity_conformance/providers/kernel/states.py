@@ -19,14 +19,14 @@ LONG_ITEM_LOCK = Timeouts(work_item_lock=LONG_LEASE, session_lock=SESSION_LOCK)
 
 @dataclass(frozen=True)
 class Way:
-    """How a result, and with it a state, reaches the database: by an ack of its own, or by the turn it leads to."""
+    """A way for a result, and a state with it, into the database: an ack of its own, or the turn that it leads to."""
 
     fused: bool
 
     async def __call__(
         self, peer: Peer, item: WorkItem, write: StateWrite | None, at: OrchestrationItem | None = None
     ) -> bool:
-        """Whether it was applied; a turn that was refused must say that it was for the state.
+        """Return True if it was applied; a turn that was refused must name the state as the reason.
 
         ``at`` is the instance of the turn; None: a new one of the peer's.
         """
@@ -180,7 +180,7 @@ class StateRules(Rules):
 
     @each_way
     async def test_a_session_without_a_row_is_fenced_by_its_record(self, cluster: Cluster, way: Way) -> None:
-        """Without a session row, the epoch of the record fences a state (StateWrite)."""
+        """The epoch of the record fences a state (StateWrite)."""
         a = await cluster.worker("a")
         await cluster.enqueue("s", "s")
         first, second = await a.take(10)

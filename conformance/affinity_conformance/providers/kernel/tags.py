@@ -47,7 +47,7 @@ class TagRules(Rules):
         assert sorted([item.session_id for item in await several.take_all()], key=str) == [None, "t"]
 
     async def test_a_worker_with_tags_takes_untagged_work(self, cluster: Cluster) -> None:
-        """Unless it takes nothing else (`WorkerTags.only`)."""
+        """It does unless it takes nothing else (`WorkerTags.only`)."""
         only = await cluster.worker("only", tags=ONLY_GPU)
         gpu = await cluster.worker("gpu", tags=GPU)
         await cluster.enqueue(None, "s")
@@ -135,7 +135,7 @@ class TagRules(Rules):
         assert (await gpu.take_one()).session_tag == "gpu"
 
     async def test_the_first_of_two_tags_decides(self, cluster: Cluster) -> None:
-        """Of work with several tags, queued before any worker holds the session, the first that is claimed decides."""
+        """The first claimed item decides, if work with several tags was queued before any worker held the session."""
         eu, gpu = await cluster.worker("eu", tags=WorkerTags(tags=("eu",))), await cluster.worker("gpu", tags=GPU)
         await cluster.enqueue("s", tag="gpu")
         await cluster.enqueue("s", tag="eu")

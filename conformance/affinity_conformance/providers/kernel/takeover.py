@@ -21,7 +21,7 @@ class TakeoverRules(Rules):
         assert await b.take() == []
 
     async def test_another_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """After expiry another worker takes over with a greater epoch."""
+        """Another worker takes over with a greater epoch."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await cluster.use(a, "s")
         await cluster.enqueue("s")
@@ -31,7 +31,7 @@ class TakeoverRules(Rules):
         assert await cluster.holders() == {"s": "b"}
 
     async def test_a_restarted_worker_takes_over_after_expiry(self, cluster: Cluster) -> None:
-        """After expiry a new incarnation of the same worker takes over with a greater epoch."""
+        """A new incarnation of the same worker takes over with a greater epoch."""
         old = await cluster.worker("a")
         first = await cluster.use(old, "s")
         await cluster.enqueue("s")
@@ -129,8 +129,8 @@ class TakeoverRules(Rules):
         assert [item.session_id for item in await b.take(10)] == ["s"]
 
     async def test_an_expired_item_lock_returns_the_item_to_the_holder(self, cluster: Cluster) -> None:
-        """An item whose lock expired goes to the holder of its session only, and its attempt counts (design
-        4.9, 4.11).
+        """An item whose lock expired goes to the holder of its session only, and its attempt counts (contract:
+        fetch_work_item).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await cluster.give(a, "s")

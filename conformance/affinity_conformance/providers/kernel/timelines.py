@@ -37,9 +37,7 @@ class TimelineRules(Rules):
         assert {provider.database for provider in providers} == names
 
     async def test_an_incarnation_ends_with_its_timeline(self, cluster: Cluster) -> None:
-        """After a timeline ended, its incarnation can neither renew nor register, however often it tries (contract:
-        Provider).
-        """
+        """It can neither renew nor register again, however often it tries (contract: Provider)."""
         a = await cluster.follower("a", Timeline())
         assert await a.renew_lease() is not None
         await cluster.harness.lose_tail()

@@ -1,4 +1,4 @@
-"""Turns: what a commit checks, what it applies, and that it does so whole or not at all."""
+"""Turns: the checks of a commit, its effects, and that it applies whole or not at all."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class UnknownRules(Rules):
             assert (known.session_id, known.attempts) == (session_id, 1)
 
     async def test_an_item_that_no_worker_knows_is_delivered_to_any_in_the_end(self, cluster: Cluster) -> None:
-        """After ``unknown_after`` an unknown item goes to any worker, with the time for which it was unknown (contract:
+        """Any worker gets it after ``unknown_after``, with the time for which it was unknown (contract:
         FetchOptions.unknown_after).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -74,7 +74,7 @@ class UnknownRules(Rules):
         assert (await a.take_one(names=OTHERS)).unknown_for is None
 
     async def test_an_item_that_needs_more_waits_for_one_who_has_both(self, cluster: Cluster) -> None:
-        """An item with ``needs`` goes to a worker that registers its name and what it needs (contract:
+        """An item with ``needs`` goes to a worker that registers both its name and its needs (contract:
         WorkAbandon.needs).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
@@ -140,8 +140,8 @@ class UnknownRules(Rules):
         assert [item.instance_id for item in await b.take_instances()] == ["i"]
 
     async def test_an_instance_that_no_worker_knows_is_delivered_to_any_in_the_end(self, cluster: Cluster) -> None:
-        """After ``unknown_after`` an unknown instance goes to any worker, with the time for which it was unknown
-        (contract: fetch_orchestration_item).
+        """Any worker gets it after ``unknown_after``, with the time for which it was unknown (contract:
+        fetch_orchestration_item).
         """
         a, b = await cluster.worker("a"), await cluster.worker("b")
         await a.own("i")
@@ -164,9 +164,7 @@ class UnknownRules(Rules):
         assert item.version == "2"
 
     async def test_an_instance_that_ran_is_delivered_to_anyone_in_the_end_too(self, cluster: Cluster) -> None:
-        """After ``unknown_after`` an instance that has run goes to any worker as well (contract:
-        fetch_orchestration_item).
-        """
+        """Any worker gets it after ``unknown_after`` (contract: fetch_orchestration_item)."""
         a, b = await cluster.worker("a"), await cluster.worker("b")
         first = await a.own("i")
         update = InstanceUpdate(status="running", version="2", continued=True)

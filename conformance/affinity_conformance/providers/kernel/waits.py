@@ -17,7 +17,9 @@ class WaitRules(Rules):
     """`end_waits`, `NewWorkItem.takeover_after` and ``fail_after``."""
 
     async def test_an_item_that_waits_too_long_is_failed(self, cluster: Cluster) -> None:
-        """It is locked to the caller, whichever worker holds its session; it is no attempt (contract: end_waits)."""
+        """It is locked to the caller, whichever worker holds its session; this does not count as an attempt (contract:
+        end_waits).
+        """
         holder, other = await cluster.holder("holder", "s"), await cluster.worker("other")
         (key,) = await cluster.enqueue("s", fail_after=5.0)
         await cluster.enqueue("s")
@@ -41,7 +43,7 @@ class WaitRules(Rules):
         assert [why for _, why in (await worker.end_waits()).failed] == ["busy"]
 
     async def test_an_item_that_runs_does_not_fail(self, cluster: Cluster) -> None:
-        """One that is given back waits anew from then on; so it does when its lock has ended."""
+        """An item that is given back, or whose lock has ended, waits anew from then on."""
         worker, other = await cluster.worker("w"), await cluster.worker("other")
         await cluster.enqueue("s", fail_after=5.0)
         item = await worker.take_one()
@@ -143,7 +145,9 @@ class WaitRules(Rules):
         assert len((await worker.end_waits()).failed) == 1
 
     async def test_work_whose_tag_no_worker_has_fails_by_option(self, cluster: Cluster) -> None:
-        """When none was alive for ``tag_timeout``, and the item has waited for as long (contract: end_waits)."""
+        """It fails if no such worker was alive for ``tag_timeout``, and the item has waited for as long (contract:
+        end_waits).
+        """
         await cluster.worker("gpu", SHORT_LEASE, tags=GPU)
         plain = await cluster.worker("plain")
         await cluster.enqueue(None, "s", tag="eu")

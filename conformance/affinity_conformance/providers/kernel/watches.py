@@ -307,7 +307,7 @@ class WatchRules(Rules):
 
 
 async def _two_holders_and_watcher(cluster: Cluster) -> tuple[Peer, Peer, Peer]:
-    """Two workers that hold sessions, and one that owns instances."""
+    """Start two workers that hold sessions, and a worker that owns instances."""
     return await cluster.worker("a"), await cluster.worker("b"), await cluster.worker("watcher")
 
 
@@ -324,7 +324,7 @@ async def _move(cluster: Cluster, to: Peer) -> None:
 
 
 async def _read_moved(peer: Peer) -> dict[str, list[str]]:
-    """What the instances of that worker have to read, which they then have read."""
+    """Read the messages that wait for the instances of that worker."""
     found = {}
     for item in await peer.take_instances(100):
         found[item.instance_id] = list(payloads(item))

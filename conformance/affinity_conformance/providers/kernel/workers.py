@@ -42,7 +42,7 @@ class WorkerRules(Rules):
             assert SHORT_LEASE - 5 < lease.expires_in <= SHORT_LEASE
 
     async def test_a_renewal_may_replace_the_labels(self, cluster: Cluster) -> None:
-        """Without labels the row keeps them (contract: renew_worker)."""
+        """The row keeps its labels if a renewal has none (contract: renew_worker)."""
         a = await cluster.worker("a", LONG_LEASE)
         for labels, found in (({"slots": "2"}, {"slots": "2"}), (None, {"slots": "2"}), ({}, {})):
             assert await a.renew_lease(LONG_LEASE, labels) is not None
@@ -73,9 +73,7 @@ class WorkerRules(Rules):
         assert len(await a.take_all()) == 2
 
     async def test_a_second_process_of_that_name_fences_the_first(self, cluster: Cluster) -> None:
-        """After a second process took the name, the first gets nothing and its renewal raises `WorkerFenced` (design
-        4.4).
-        """
+        """The first process gets nothing, and its renewal raises `WorkerFenced` (contract: register_worker)."""
         first = await cluster.worker("a")
         await first.own("i")
         second = await cluster.worker("a")

@@ -68,7 +68,7 @@ class ScheduleRules(Rules):
         assert await _write(provider, _row("missing", revision=1)) == [False]
 
     async def test_one_of_many_workers_fires(self, cluster: Cluster) -> None:
-        """Of concurrent writes from one revision one is done, with its start (contract: write_schedules)."""
+        """One of several concurrent writes from one revision is done, with its start (contract: write_schedules)."""
         workers = [await cluster.worker(name) for name in "abcd"]
         await _write(workers[0].provider, _row("s"))
         (seen,) = await workers[0].provider.list_schedules()
@@ -110,7 +110,7 @@ class ScheduleRules(Rules):
         assert await count_rows(provider) == before
 
     async def test_the_longest_due_schedule_is_measured(self, cluster: Cluster) -> None:
-        """For how long it has been due; None while none is (contract: QueueStatistics)."""
+        """The time for which it has been due is measured; None if no schedule is due (contract: QueueStatistics)."""
         provider = (await cluster.worker("a")).provider
         now = (await provider.get_due_schedules(0)).now
         await _write(
@@ -163,7 +163,7 @@ class ScheduleRules(Rules):
         assert await _due(a.provider) == ["soon"]
 
     async def test_a_queued_tick_is_due_when_the_instance_before_it_has_ended(self, cluster: Cluster) -> None:
-        """Until then neither the verb nor a sweep reports it (contract: get_due_schedules)."""
+        """Neither the verb nor a sweep reports it before (contract: get_due_schedules)."""
         a, at = await cluster.owner("a", "i")
         now = (await a.provider.get_due_schedules(1)).now
         await _write(a.provider, _row("s", running="i", queued=now))
@@ -177,7 +177,7 @@ class ScheduleRules(Rules):
         assert not row.is_running
 
     async def test_schedules_are_listed_by_name(self, cluster: Cluster) -> None:
-        """In pages, and of one app (contract: list_schedules)."""
+        """They are listed in pages, and for one app (contract: list_schedules)."""
         provider = (await cluster.worker("a")).provider
         await _write(provider, *[_row(name, app="shop" if name in "bd" else None) for name in "dbca"])
         assert _names(await provider.list_schedules(limit=3)) == ["a", "b", "c"]
@@ -187,7 +187,7 @@ class ScheduleRules(Rules):
         assert _names(await provider.list_schedules([])) == []
 
     async def test_an_ended_schedule_is_removed_with_the_instances(self, cluster: Cluster) -> None:
-        """When instances are removed that ended at that time; a declared or paused one stays (contract: sweep)."""
+        """It goes with instances that ended at that time; a declared or paused schedule stays (contract: sweep)."""
         provider = (await cluster.worker("a")).provider
         queued = (await provider.get_due_schedules(1)).now
         await _write(
