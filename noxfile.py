@@ -188,7 +188,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def distributions(session: nox.Session) -> None:
-    """Wheel and sdist, and the demo from each. An argument names their folder."""
+    """Wheels and sdists; the demo, and a part of the suites, from each. An argument names their folder."""
     session.install("-c", NEWEST, "uv")
     session.run(".ci/distributions", *(session.posargs or [f"{session.create_tmp()}/dist"]), external=True)
 

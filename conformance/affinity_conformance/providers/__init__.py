@@ -18,8 +18,9 @@ is all that a test module needs::
 from the others. Each has a folder here, with a module for each theme.
 
 Every test is named after the rule that it asserts, and its docstring names the verb whose contract
-(`affinity.provider.contract`) has the rule. What the suite does not assert is not promised. No test sleeps: the harness moves the clock. A provider that relies on
-`Provider.sweep` to find stale routes is given the sweep wherever real workers would have run it, and nowhere else.
+(`affinity.provider.contract`) has the rule. What the suite does not assert is not promised. No test sleeps: the harness
+moves the clock. A provider that relies on `Provider.sweep` to find stale routes is given the sweep wherever real
+workers would have run it, and nowhere else.
 """
 
 from pkgutil import iter_modules
