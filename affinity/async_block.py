@@ -5,6 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Self
 
+__all__ = [
+    "ClosedBlock",
+]
+
 if TYPE_CHECKING:  # a type checker refuses a plain `with`, since it finds no `__enter__`
 
     class AsyncBlock:

@@ -34,6 +34,11 @@ from affinity.errors import AffinityError, ProviderError
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_BATCH, check_conditions, truncate
 from affinity.records import frozen
 
+__all__ = [
+    "administering",
+    "record_refusal",
+]
+
 logger: logging.Logger = logging.getLogger("affinity.audit")
 
 P = ParamSpec("P")

@@ -109,7 +109,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -126,6 +126,12 @@ class ErrorDetails(NamedTuple):
     """Names of its base classes; then, of an error that it reports, the class and its bases."""
     fields: tuple[tuple[str, ErrorField], ...] = ()
     """The attributes that its class names in ``recorded_fields``: names and values."""
+
+
+def details_document(details: ErrorDetails) -> dict[str, Any]:
+    """Return the recorded details of an error, beside its class and text, as JSON values without empty ones."""
+    document = {"category": details.category, "bases": list(details.bases), "fields": dict(details.fields)}
+    return {name: value for name, value in document.items() if value}
 
 
 class ReportedError:

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
+__all__ = [
+    "show_all_in_help",
+]
+
 _WIDTH: Final = 100
 
 _DOC: Final[Any] = vars(type)["__doc__"]

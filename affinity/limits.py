@@ -13,6 +13,18 @@ from pydantic_core import from_json
 
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 
+__all__ = [
+    "MAX_BATCH",
+    "MAX_COUNT",
+    "MAX_ID_BYTES",
+    "MAX_PAGE",
+    "MAX_QUOTA",
+    "check_choice",
+    "check_id",
+    "seconds_of",
+    "truncate",
+]
+
 _SHOWN_BITS: Final = 128
 
 MAX_ID_BYTES: Final = 256

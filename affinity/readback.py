@@ -26,6 +26,10 @@ from pydantic_core import from_json, to_json
 
 from affinity.user_code import pass_interrupt
 
+__all__ = [
+    "json_of",
+]
+
 T = TypeVar("T")
 
 MAX_DIGITS: Final = 4300

@@ -18,6 +18,13 @@ import anyio.to_thread
 from affinity.errors import OrchestrationMisuse, WrongEventLoop
 from affinity.user_code import as_error, call_sync, own_context
 
+__all__ = [
+    "BackgroundTask",
+    "call_any",
+    "call_here",
+    "ignore_error",
+]
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -24,6 +24,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from affinity.records import frozen
 from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE, contained, tracing_api
 
+__all__ = [
+    "annotate",
+    "usage_attributes",
+]
+
 LINK_SECONDS: Final = 60.0
 """A longer wait is no part of the trace in which the work was scheduled: the span has a link in place of the parent."""
 

@@ -17,10 +17,19 @@ import opcode
 import sys
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
+from itertools import islice
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from affinity.errors import CodeExited, OrchestrationMisuse
+from affinity.errors import CodeExited, OrchestrationMisuse, decisive_error, errors_in, text_of_error
+from affinity.limits import MAX_ERROR_NAMES, truncate
+
+__all__ = [
+    "as_error",
+    "call_sync",
+    "describe_error",
+    "refuse_in_orchestration",
+]
 
 T = TypeVar("T")
 
@@ -42,6 +51,18 @@ def as_error(error: BaseException) -> Exception:
     converted = CodeExited(error).with_traceback(error.__traceback__)
     converted.__cause__ = error
     return converted
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Name and text of an exception; the text is truncated to `limits.MAX_ERROR_BYTES`. A group of one error is that
+    error; the text of any other group has the names and texts of its errors.
+    """
+    error = decisive_error(error)
+    message = text_of_error(error)
+    if isinstance(error, BaseExceptionGroup):
+        parts = [f"{type(each).__name__}: {text_of_error(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
+        message = "; ".join([message, *parts])
+    return type(error).__name__, truncate(message)
 
 
 def is_interactive() -> bool:

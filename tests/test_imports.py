@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+
+from tests.support.public_names import FOR_EXTENSIONS, PUBLIC, WITHOUT_LIST
 
 ROOT: Final = Path(__file__).parent.parent
 
@@ -28,6 +32,7 @@ class Imports(NamedTuple):
     """Inside functions, or by ``import_module(f"package.{name}")``."""
 
 
+@cache
 def modules() -> dict[str, ast.Module]:
     found = {}
     for package in PACKAGES:
@@ -167,6 +172,68 @@ def test_the_suite_of_the_kernel_needs_no_guest(imported: dict[str, Imports]) ->
     assert len(kernel) > 50
     used = {(name, other) for name in kernel for other in imported[name].on_import | imported[name].late}
     assert [each for each in sorted(used) if each[1].startswith(guests)] == []
+
+
+FACES: Final = ("agent", "cli", "console", "demo", "integrations", "sync")
+"""What shows the product to people and to other libraries. It stands on what any application could import."""
+
+KITS: Final[Mapping[str, str]] = {"command": "affinity.cli", "page": "affinity.console"}
+"""By the name of a module of a guest: the package that loads the module, and whose parts it is made of."""
+
+PARTS_OF_GUESTS: Final = ("affinity.cli.conversation", "affinity.console.pages.conversations")
+"""A command and a page that belong to a guest, outside of its folder."""
+
+
+def test_faces_import_only_public_names() -> None:
+    """Of other packages: names that the page on versions lists, by whichever path."""
+    found = [
+        f"{name}: {module}.{what}"
+        for name, tree in modules().items()
+        if name.split(".")[1:2] and name.split(".")[1] in FACES
+        for module, what in _taken(tree)
+        if not _is_within(module, ".".join(name.split(".")[:2])) and not is_public(module, what)
+        if not name.startswith(PARTS_OF_GUESTS) and what != "read_cursor"
+        if not _is_within(module, KITS.get(name.split(".")[2] if name.count(".") > 1 else "", "-"))
+    ]
+    assert found == []
+
+
+def test_what_is_public_for_extensions_is_used_by_a_face() -> None:
+    faces = [tree for name, tree in modules().items() if name.split(".")[1:2] and name.split(".")[1] in FACES]
+    used = {taken for tree in faces for taken in _taken(tree)}
+    assert {(module, name) for module in FOR_EXTENSIONS for name in PUBLIC[module]} - used == set()
+
+
+def _taken(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that a module imports of `affinity`, each with where from; "" for a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if _is_within(alias.name, "affinity"))
+        elif isinstance(node, ast.ImportFrom) and _is_within(node.module or "", "affinity"):
+            for alias in node.names:
+                path = ROOT.joinpath(*f"{node.module}.{alias.name}".split("."))
+                is_module = path.is_dir() or path.with_suffix(".py").exists()
+                yield (f"{node.module}.{alias.name}", "") if is_module else (str(node.module), alias.name)
+
+
+def _is_within(module: str, package: str) -> bool:
+    return f"{module}.".startswith(f"{package}.")
+
+
+def is_public(module: str, name: str) -> bool:
+    """Whether a public module is imported, or what is public under this name."""
+    if not name or module in WITHOUT_LIST:
+        return module in {*PUBLIC, *WITHOUT_LIST}
+    value = getattr(importlib.import_module(module), name)
+    places = [place for place, names in PUBLIC.items() if name in names]
+    return any(getattr(importlib.import_module(place), name) is value for place in places)
+
+
+def test_a_private_name_is_found() -> None:
+    names = "from affinity.client.client import Client, retrying_store"
+    text = f"{names}\nfrom affinity import errors, worker\nimport affinity.cli"
+    private = [found for found in _taken(ast.parse(text)) if not is_public(*found)]
+    assert private == [("affinity.client.client", "retrying_store"), ("affinity.worker", ""), ("affinity.cli", "")]
 
 
 def test_each_kind_of_import_is_found() -> None:

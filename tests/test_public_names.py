@@ -45,6 +45,7 @@ NOT_PUBLIC: Final = {
     "MoveConditions": "the keyword arguments of a call",
     "NewInstanceOptions": "the keyword arguments of a call",
     "OpenOptions": "of a constructor that only `Sessions` calls",
+    "OptionDescription": "how `affinity worker --help` and the documentation show an option",
     "OutcomeStatus": "three words",
     "PageReader": "of a constructor that only `ConversationHandle` calls",
     "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",

@@ -26,9 +26,8 @@ from affinity.conversation.events import (
 from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
-from affinity.orchestration.failures import describe_error
 from affinity.tracing import annotate
-from affinity.user_code import as_error
+from affinity.user_code import as_error, describe_error
 
 T = TypeVar("T")
 R = TypeVar("R", bound=RequestEvent)

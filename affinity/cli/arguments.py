@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from pydantic_core import from_json
 
-from affinity.errors import InvalidInput, NotSerializable
+from affinity.errors import InvalidInput
 from affinity.limits import check_id
-from affinity.orchestration.codec import read_json
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
@@ -42,9 +42,12 @@ class Parsed(ParamType):
 
 def _json(text: str) -> Any:
     try:
-        return read_json(_content(text))
-    except (NotSerializable, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{error}; give JSON text, @FILE, or - for stdin") from error
+        return from_json(_content(text), allow_inf_nan=False)
+    except (OSError, UnicodeDecodeError) as error:
+        problem: object = error
+    except ValueError as error:
+        problem = f"not JSON: {error}"
+    raise ValueError(f"{problem}; give JSON text, @FILE, or - for stdin")
 
 
 def _content(text: str) -> str:

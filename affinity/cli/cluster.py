@@ -15,8 +15,7 @@ from affinity.audit import administering
 from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, printable, seconds, table
 from affinity.cli.shell import SOURCE, Shell, command, current_user, with_client, with_workers
-from affinity.client import Client, DrainPreview
-from affinity.explain.names import differences
+from affinity.client import Client, DrainPreview, code_differences
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 
@@ -67,7 +66,7 @@ async def _watch_workers(shell: Shell, client: Client) -> None:
 
 def _documents(found: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
     """The workers, each with the names for which others have other code."""
-    differing = differences(found)
+    differing = code_differences(found)
     return [
         {**asdict(one), "other_code": [each.what for each in differing if one.worker_id in each.worker_ids]}
         for one in found
@@ -75,7 +74,7 @@ def _documents(found: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
 
 
 def _show_workers(found: Sequence[WorkerInfo]) -> None:
-    differing = differences(found)
+    differing = code_differences(found)
     columns = ("WORKER", "STATE", "SESSIONS", "LEASE", "STARTED", "CODE", "SINCE", "TAGS", "LABELS")
     marked = {worker_id for one in differing for worker_id in one.worker_ids}
     table(columns, (_worker_row(one, is_marked=one.worker_id in marked) for one in found), empty="no workers")

@@ -13,8 +13,8 @@ from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import Client, EndedStatus, IfEnded, Instance
+from affinity.errors import details_document
 from affinity.orchestration import Event, EventValue
-from affinity.orchestration.wire import details_document
 from affinity.provider import migrate
 from affinity.provider.contract import Resumption
 

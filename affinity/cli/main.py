@@ -34,7 +34,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "stats": ("inspection.stats", "Show how much there is to do."),
         "workers": ("cluster.workers", "Show the workers."),
         "audit": ("audit.audit", "Show who did what."),
-        "console": ("console.console", "Show everything in a browser."),
+        "console": ("affinity.console.command.console", "Show everything in a browser."),
     },
     "Act on instances": {
         "cancel": ("instances.cancel", "Ask an instance to end."),
@@ -58,10 +58,12 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Develop": {
         "dev": ("dev.dev", "Run a worker that starts again when the code changes."),
         "replay": ("replay.replay", "Check that code fits the histories of instances."),
-        "demo": ("demo.demo", "Replay real conversations, kill a worker, verify the result."),
+        "demo": ("affinity.demo.command.demo", "Replay real conversations, kill a worker, verify the result."),
     },
 }
-"""By what a person wants, the module and the name of each command, and its line in the help."""
+"""By what a person wants, the module and the name of each command, and its line in the help. A module without a package
+is in `affinity.cli`; others are of guests.
+"""
 
 _COMMANDS: Final = {name: found for commands in _THEMES.values() for name, found in commands.items()}
 
@@ -77,8 +79,9 @@ class _LazyGroup(HelpGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        (module, function), summary = _COMMANDS[name][0].split("."), _COMMANDS[name][1]
-        found: click.Command = getattr(import_module(f"affinity.cli.{module}"), function)
+        place, summary = _COMMANDS[name]
+        module, _, function = place.rpartition(".")
+        found: click.Command = getattr(import_module(module if "." in module else f"affinity.cli.{module}"), function)
         found.short_help = summary
         return found
 

@@ -33,7 +33,7 @@ from affinity.cli.output import printable
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
 from affinity.provider import has_password
-from affinity.worker.options import check_environment
+from affinity.worker.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from affinity.client import Client
@@ -139,9 +139,9 @@ def check_call(url: str | None) -> None:
     """Refuse environment variables that are misspelt, and warn of a password in the ``--url`` of the command line.
 
     Raises:
-        InvalidOptions: as `check_environment`.
+        InvalidOptions: as `RuntimeOptions.check_environment`.
     """
-    check_environment()
+    RuntimeOptions.check_environment()
     if url and has_password(url):
         click.echo(URL_IS_VISIBLE, err=True)
 

@@ -19,7 +19,6 @@ from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.worker import RuntimeOptions, Worker
-from affinity.worker.options import NONE, describe_options
 from affinity_workflows import SIGNALLED
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,11 +36,11 @@ YOUNG_OBJECTS: Final = 50_000
 
 def _runtime_options(function: F) -> F:
     """Give the command a flag for each of `RuntimeOptions`, which reads the environment and checks the values."""
-    for option in reversed(describe_options()):
+    for option in reversed(RuntimeOptions.describe()):
         text = f"{option.description.replace('`', '')}  [default: {option.default}]"
         kind, metavar = option.type, None
         if option.has_none:  # the flag lifts what a variable sets; `RuntimeOptions` reads the number
-            kind, metavar = str, f"{_NUMBERS.get(option.type, 'TEXT')}|{NONE}"
+            kind, metavar = str, f"{_NUMBERS.get(option.type, 'TEXT')}|none"
         function = click.option(option.flag, option.name, type=kind, metavar=metavar, help=text)(function)
     return function
 

@@ -2,7 +2,7 @@
 
 from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
-from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
+from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.audit import AuditPage
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
@@ -22,15 +22,18 @@ from affinity.client.views import (
     WorkStatistics,
 )
 from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
+from affinity.explain.names import CodeDifference, code_differences
 from affinity.orchestration.typed import ExternalEvent
 from affinity.provider.contract import Quotas
 
 __all__ = [
+    "MOVE_SECONDS",
     "Activity",
     "ActivityStatus",
     "AuditEntry",
     "AuditPage",
     "Client",
+    "CodeDifference",
     "Connectable",
     "ConversationInfo",
     "ConversationPage",
@@ -66,5 +69,6 @@ __all__ = [
     "TreeNode",
     "UnservedWork",
     "WorkStatistics",
+    "code_differences",
     "open_store",
 ]

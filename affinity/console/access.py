@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from starlette.requests import Request
 
 from affinity.errors import InvalidOptions
-from affinity.records import frozen
 
 Action: TypeAlias = Literal[
     "read",  # all pages
@@ -32,7 +32,7 @@ READ: Final[AbstractSet[Action]] = frozenset({"read"})
 ALL: Final[AbstractSet[Action]] = frozenset(get_args(Action))
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Access:
     """What the user of a request may do."""
 

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from affinity.audit import record_refusal
@@ -18,7 +19,6 @@ from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.conversation import ConversationHandle, UserMessage
 from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance, WaitTimeout, WakeFailed
-from affinity.records import frozen
 
 logger: logging.Logger = logging.getLogger("affinity.console")
 
@@ -28,7 +28,7 @@ ASK_SECONDS: Final = 30.0
 Form: TypeAlias = Mapping[str, str]
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Verb:
     """One action."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, get_args
 
 from affinity.console.strip import WIDTH
 from affinity.provider.contract import MoveReason, SessionMove
-from affinity.records import frozen
 
 STEP: Final = timedelta(minutes=5)
 STEPS: Final = 12
@@ -20,7 +20,7 @@ REASONS: Final[Mapping[MoveReason, int]] = {reason: place for place, reason in e
 """The number of the colour of each, in the style sheet."""
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class ChartBar:
     """The moves of one reason in one step."""
 
@@ -34,7 +34,7 @@ class ChartBar:
     count: int
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Chart:
     """The moves of the last steps."""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate, pairwise
 from typing import Final
 
 from affinity.client import Activity, HistoryRecord
 from affinity.console.strip import WIDTH, color_of
-from affinity.records import frozen
 
 LEAST_IDLE: Final = 5.0
 """Seconds; a shorter idle time is not folded."""
@@ -57,7 +56,7 @@ _ENDS: Final[Mapping[str, str]] = {
 """Events that end a line, and its status then. After a refused event the line goes on."""
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GanttLine:
     """One activity, timer, awaited event, raised event or child; or a span of a wake."""
 
@@ -78,7 +77,7 @@ class GanttLine:
         return self.status in FAILED or (self.activity is not None and self.activity.last_error is not None)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GanttBar:
     """A piece of a line."""
 
@@ -88,7 +87,7 @@ class GanttBar:
     title: str
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Gantt:
     """Lines with their bars, in the order of their beginnings, and the times that are folded."""
 

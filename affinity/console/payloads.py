@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from affinity.console.callbacks import call
 from affinity.errors import UnknownEntry
-from affinity.records import frozen
 
 MAX_SHOWN: Final = 64 * 1024
 """Characters of one value on a page."""
@@ -50,7 +50,7 @@ def hide_payloads(kind: str, name: str, value: Any) -> Any:
     return f"({name})" if kind == "sentence" else HIDDEN
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Payload:
     """A value on a page."""
 

@@ -36,6 +36,8 @@ from affinity.console.requests import HEADERS, new_secret
 from affinity.errors import InvalidOptions
 from affinity.tasks import BackgroundTask
 
+__all__ = ["TokenLogin", "serve_locally"]
+
 logger: logging.Logger = logging.getLogger("affinity.console")
 
 SAFE: Final = "/?=&%"

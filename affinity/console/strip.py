@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from zlib import crc32
 
 from affinity.client import SessionHolding, SessionLife
-from affinity.records import frozen
 
 WIDTH: Final = 1000
 """Units of the axis."""
@@ -17,7 +17,7 @@ COLORS: Final = 8
 """Colours of workers, in the style sheet."""
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Bar:
     """One holder on the axis."""
 
@@ -27,7 +27,7 @@ class Bar:
     holding: SessionHolding
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Strip:
     """The bars, oldest first, and the ends of the axis."""
 

@@ -18,6 +18,7 @@ kept_state      the state in the attempts of a wake: each change counts once
 
 import affinity.conversation.reasons  # noqa: F401 -- adds them
 from affinity.conversation.conversations import Conversations
+from affinity.conversation.endings import RunningCode
 from affinity.conversation.events import (
     AgentMessage,
     AnswerEvent,
@@ -27,6 +28,7 @@ from affinity.conversation.events import (
     ChildEnded,
     ChildOutcome,
     ConfirmationAnswer,
+    Content,
     ContextSummary,
     ConversationIdle,
     ConversationStatusChanged,
@@ -53,6 +55,8 @@ from affinity.conversation.events import (
     UnknownEvent,
     UserInterrupt,
     UserMessage,
+    kind_of,
+    text_of,
 )
 from affinity.conversation.follow import EventFeed, FeedItem
 from affinity.conversation.handle import ConversationHandle
@@ -61,12 +65,14 @@ from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
 from affinity.conversation.sections import Section
-from affinity.conversation.stream import Retracted, Streamed, Streams, StreamWriter, ToolEnded, ToolStarted
+from affinity.conversation.stream import Retracted, Streamed, StreamItem, Streams, StreamWriter, ToolEnded, ToolStarted
+from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
 
 __all__ = [
+    "TRACE_KINDS",
     "AgentMessage",
     "Ancestor",
     "AnswerEvent",
@@ -76,6 +82,7 @@ __all__ = [
     "ChildEnded",
     "ChildOutcome",
     "ConfirmationAnswer",
+    "Content",
     "ContextSummary",
     "ConversationHandle",
     "ConversationIdle",
@@ -108,11 +115,13 @@ __all__ = [
     "RevisitDue",
     "RunEnded",
     "RunStarted",
+    "RunningCode",
     "Section",
     "SpanCompleted",
     "SpanError",
     "SpanStarted",
     "StopReason",
+    "StreamItem",
     "StreamWriter",
     "Streamed",
     "Streams",
@@ -125,4 +134,6 @@ __all__ = [
     "UserInterrupt",
     "UserMessage",
     "Wake",
+    "kind_of",
+    "text_of",
 ]

@@ -64,7 +64,7 @@ from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.readback import json_of
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
 from affinity.session.durable import without_resources
-from affinity.session.resources import LABEL, OPEN, open_mark
+from affinity.session.resources import OPEN, RESOURCE_LABEL, open_mark
 from affinity.session.transfer import ImportTimes
 from affinity.tasks import call_here
 
@@ -398,7 +398,7 @@ class CreationPlanner:
     async def resources(self, source: str) -> dict[str, str]:
         """See `CommonCalls.resources`."""
         found = _resources_of(await self._records.load(source))
-        return {label.removeprefix(LABEL): resource_id for label, resource_id in found.items()}
+        return {label.removeprefix(RESOURCE_LABEL): resource_id for label, resource_id in found.items()}
 
     async def usage(self, source: str) -> dict[str, int]:
         """See `LineageCalls.usage`."""
@@ -611,7 +611,7 @@ def _version(record: SessionRecord | SessionSummary) -> tuple[str, int]:
 def _resources_of(record: SessionRecord | None) -> dict[str, str]:
     """The labels of a record that name resources."""
     labels = {} if record is None else dict(record.metadata.labels)
-    return {name: value for name, value in labels.items() if name.startswith(LABEL)}
+    return {name: value for name, value in labels.items() if name.startswith(RESOURCE_LABEL)}
 
 
 def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState:

@@ -48,8 +48,8 @@ from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteCon
 from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext
-from affinity.orchestration.failures import describe_error
 from affinity.tasks import run_code
+from affinity.user_code import describe_error
 
 S = TypeVar("S")
 

@@ -35,9 +35,9 @@ from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.failures import describe_error
 from affinity.records import StateWrite
 from affinity.tasks import call_any
+from affinity.user_code import describe_error
 
 Repeat: TypeAlias = Literal["always", "never"]
 

@@ -14,7 +14,8 @@ from affinity.conversation.events import SpanError
 from affinity.errors import ReportedError, decisive_error
 from affinity.journal import NewEntry
 from affinity.limits import truncate
-from affinity.orchestration.failures import describe_error, stack_of
+from affinity.orchestration.failures import stack_of
+from affinity.user_code import describe_error
 
 TRACE_KINDS: Final = ("span.", "conversation.")
 """Beginnings of the kinds of entries that the conversation adds to a wake, beside the entries of its handler."""

@@ -17,14 +17,14 @@ _SINGULAR: Final = {ORCHESTRATIONS: "orchestration", ACTIVITIES: "activity"}
 
 
 @frozen(kw_only=True)
-class Difference:
+class CodeDifference:
     """A name under which live workers have different code."""
 
     what: str  # "activity 'reply'"
     worker_ids: Sequence[str]  # all live workers that have it
 
 
-def differences(workers: Iterable[WorkerInfo]) -> list[Difference]:
+def code_differences(workers: Iterable[WorkerInfo]) -> list[CodeDifference]:
     """The names under which live workers have other functions: of another module or qualified name. In a rollout of one
     app these are the same, and the signatures may differ; apps of different names differ by signatures too.
     """
@@ -35,7 +35,7 @@ def differences(workers: Iterable[WorkerInfo]) -> list[Difference]:
                 for name, digest in names.items():
                     found[kind, name][worker.worker_id] = digest, worker.labels.get("app", "")
     return [
-        Difference(what=described(kind, name), worker_ids=sorted(codes))
+        CodeDifference(what=described(kind, name), worker_ids=sorted(codes))
         for (kind, name), codes in sorted(found.items())
         if _differ(codes.values())
     ]

@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error, errors_in, text_of_error
+from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
+from affinity.user_code import describe_error
 
 _LOGGER = logging.getLogger("affinity.orchestration")
 _BIGINT: Final = 2**63
@@ -40,18 +41,6 @@ def recorded(error: BaseException) -> RecordedError:
     """All that events record of an exception. A group of one error is that error."""
     error = decisive_error(error)
     return RecordedError(*describe_error(error), details_of(error), stack_of(error))
-
-
-def describe_error(error: BaseException) -> tuple[str, str]:
-    """Name and text of an exception; the text is truncated to `limits.MAX_ERROR_BYTES`. A group of one error is that
-    error; the text of any other group has the names and texts of its errors.
-    """
-    error = decisive_error(error)
-    message = text_of_error(error)
-    if isinstance(error, BaseExceptionGroup):
-        parts = [f"{type(each).__name__}: {text_of_error(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
-        message = "; ".join([message, *parts])
-    return type(error).__name__, truncate(message)
 
 
 def details_of(error: BaseException) -> ErrorDetails | None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic_core import to_json
 
-from affinity.errors import ErrorDetails, NotSerializable
+from affinity.errors import ErrorDetails, NotSerializable, details_document
 from affinity.limits import MAX_INTEGER, check_id
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.events import (
@@ -321,12 +321,6 @@ def _write_lineage(lineage: Lineage) -> str:
 
 def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
     return tuple(Ancestor(_integer(one["execution_id"]), _integer(one["event_id"])) for one in value)
-
-
-def details_document(details: ErrorDetails) -> dict[str, Any]:
-    """Recorded details of an error, beside its class and text, as JSON values without empty ones."""
-    document = {"category": details.category, "bases": list(details.bases), "fields": dict(details.fields)}
-    return {name: value for name, value in document.items() if value}
 
 
 def read_details(document: dict[str, Any]) -> ErrorDetails:

@@ -4,7 +4,7 @@ from affinity.provider.backend import Backend, OpenOptions
 from affinity.provider.opening import change_rights, inspect_schema, migrate, open_provider
 from affinity.provider.schema import Progress, SchemaReport
 from affinity.provider.timeline import Timeline
-from affinity.provider.urls import has_password, redact
+from affinity.provider.urls import has_password, redact, sqlite_path
 
 __all__ = [
     "Backend",
@@ -18,4 +18,5 @@ __all__ = [
     "migrate",
     "open_provider",
     "redact",
+    "sqlite_path",
 ]

@@ -24,14 +24,15 @@ from affinity.session.codec import JsonCodec, StateCodec, scratch
 from affinity.session.manager import SessionFamily, SessionManager, SessionPage
 from affinity.session.opening import OpenSession, SyncOpenSession
 from affinity.session.removal import Pruned
-from affinity.session.resources import Resource
+from affinity.session.resources import RESOURCE_LABEL, Resource
 from affinity.session.sessions import Sessions
 from affinity.session.state_cache import CacheStats, SessionContext
-from affinity.session.stores import MemorySessionStore
-from affinity.session.transfer import Imported, ImportTimes, OnExists, readable
+from affinity.session.stores import MemorySessionStore, RetryingStore
+from affinity.session.transfer import Imported, ImportTimes, OnExists, check_lines, readable
 from affinity.session.writer import ActivityScope
 
 __all__ = [
+    "RESOURCE_LABEL",
     "ActivityScope",
     "CacheStats",
     "ImportTimes",
@@ -42,6 +43,7 @@ __all__ = [
     "OpenSession",
     "Pruned",
     "Resource",
+    "RetryingStore",
     "SessionCache",
     "SessionContext",
     "SessionFamily",
@@ -50,6 +52,7 @@ __all__ = [
     "Sessions",
     "StateCodec",
     "SyncOpenSession",
+    "check_lines",
     "readable",
     "scratch",
 ]

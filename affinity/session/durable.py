@@ -27,7 +27,7 @@ from affinity.errors import InvalidOptions, NotSerializable, ResourceClosed, Ses
 from affinity.limits import MAX_LABELS, check_depth, check_payload
 from affinity.readback import json_of
 from affinity.records import DurableResource, ResourceStore, SessionMetadata
-from affinity.session.resources import LABEL, OPEN, Resource
+from affinity.session.resources import OPEN, RESOURCE_LABEL, Resource
 from affinity.session.state import CachedState
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def without_resources(metadata: SessionMetadata) -> SessionMetadata:
     labels = {
         key: value
         for key, value in metadata.labels.items()
-        if key != OPEN and (not key.startswith(LABEL) or value == CLOSED)
+        if key != OPEN and (not key.startswith(RESOURCE_LABEL) or value == CLOSED)
     }
     return replace(metadata, labels=labels)
 
@@ -60,11 +60,11 @@ async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any)
     if store is None or cached.store is not ctx.session_store:
         raise SessionError(f"resource {resource.name!r} is kept in the worker's database: use it in an activity")
     async with cached.resources.beginning(resource):  # parts of an activity that run at the same time share one
-        found = cached.metadata.labels.get(LABEL + resource.name)
+        found = cached.metadata.labels.get(RESOURCE_LABEL + resource.name)
         if found == CLOSED:
             raise ResourceClosed(cached.session_id)
         row = await (_begin(resource, cached, ctx, store) if found is None else store.get_resource(found))
-        if row is None or row.handle is None or cached.metadata.labels.get(LABEL + resource.name) != found:
+        if row is None or row.handle is None or cached.metadata.labels.get(RESOURCE_LABEL + resource.name) != found:
             raise ResourceClosed(cached.session_id)
         _set_label(cached, resource, row.resource_id)
     return await cached.resources.hold(resource, row.resource_id, cached.session_id, from_json(row.handle))
@@ -76,7 +76,7 @@ async def use_local(resource: Resource[T], cached: CachedState[Any]) -> T:
     Raises:
         ResourceClosed, SessionError, Exception: as `HeldResources.get`.
     """
-    if resource.name and cached.metadata.labels.get(LABEL + resource.name) == CLOSED:
+    if resource.name and cached.metadata.labels.get(RESOURCE_LABEL + resource.name) == CLOSED:
         raise ResourceClosed(cached.session_id)
     return await cached.resources.get(resource, cached.session_id if cached.home is None else cached.home[0])
 
@@ -97,7 +97,7 @@ async def close_for_good(resource: Resource[Any], cached: CachedState[Any]) -> N
 
 
 def _set_label(cached: CachedState[Any], resource: Resource[Any], value: str) -> None:
-    labels = {**cached.metadata.labels, LABEL + resource.name: value}
+    labels = {**cached.metadata.labels, RESOURCE_LABEL + resource.name: value}
     if len(labels) > MAX_LABELS:
         raise InvalidOptions(f"no label is left for resource {resource.name!r}: a session has {MAX_LABELS} at most")
     if labels != dict(cached.metadata.labels):

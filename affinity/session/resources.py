@@ -32,7 +32,7 @@ from affinity.user_code import call_sync
 T = TypeVar("T")
 H = TypeVar("H")
 
-LABEL: Final = "affinity.resource/"
+RESOURCE_LABEL: Final = "affinity.resource/"
 """Begins the labels of records that name what the session uses; then comes the name of the resource."""
 
 OPEN: Final = "affinity.open"
@@ -176,7 +176,7 @@ class Resource(Generic[T]):
             raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
         self._create, self._destroy = create, destroy
         self.name: str = "" if name is None else check_id(name, "name")
-        check_id(LABEL + self.name, "the label of the resource")
+        check_id(RESOURCE_LABEL + self.name, "the label of the resource")
         self._open = open if open is not None else lambda handle: handle
         self._close = close
         self.key: Callable[[str], str] = key

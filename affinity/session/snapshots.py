@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from affinity.records import SessionState
 from affinity.session.in_place import merged
-from affinity.session.resources import LABEL
+from affinity.session.resources import RESOURCE_LABEL
 from affinity.session.state import CachedState, DumpedState, EncodedState, StateSchema
 from affinity.session.writer import CommitState, SessionWriter
 
@@ -108,4 +108,4 @@ class Snapshots(Generic[S]):
 
 
 def _resources(labels: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in labels.items() if key.startswith(LABEL)}
+    return {key: value for key, value in labels.items() if key.startswith(RESOURCE_LABEL)}

@@ -18,7 +18,7 @@ from affinity.records import SessionMetadata, SessionRecord, SessionState, Sessi
 from affinity.session.codec import FieldOverrides, Projection, StateCodec, pack, unpack
 from affinity.session.in_place import assign, exchange
 from affinity.session.migrations import Migrations
-from affinity.session.resources import LABEL, HeldResources, run_bounded
+from affinity.session.resources import RESOURCE_LABEL, HeldResources, run_bounded
 from affinity.session.state_cache import CacheEntry
 from affinity.user_code import as_error, call_sync
 
@@ -538,7 +538,7 @@ def override_metadata(
         stored = replace(stored, parent=parent)
     if labels is None:
         return stored
-    kept = {key: value for key, value in stored.labels.items() if key.startswith(LABEL)}
+    kept = {key: value for key, value in stored.labels.items() if key.startswith(RESOURCE_LABEL)}
     return replace(stored, labels=check_labels({**_own(labels), **kept}))
 
 
@@ -571,9 +571,10 @@ def _add_described(metadata: SessionMetadata, described: SessionMetadata) -> Ses
 
 def _own(labels: Mapping[str, str]) -> Mapping[str, str]:
     """The labels that an application gives: none of them names a resource."""
-    if (found := next((key for key in labels if isinstance(key, str) and key.startswith(LABEL)), None)) is not None:
+    found = next((key for key in labels if isinstance(key, str) and key.startswith(RESOURCE_LABEL)), None)
+    if found is not None:
         raise errors.InvalidOptions(
-            f"label {found!r:.80}: labels that begin with {LABEL!r} name the resources of a session"
+            f"label {found!r:.80}: labels that begin with {RESOURCE_LABEL!r} name the resources of a session"
         )
     return labels
 

@@ -28,21 +28,24 @@ from affinity.session.codec import pack, unpack
 from affinity.session.sessions import Sessions
 
 
-def readable(record: SessionRecord) -> dict[str, Any]:
-    """The record as a JSON document for people and programs: ``state`` when that is JSON, else ``state_base64``.
+def readable(record: SessionRecord | SessionSummary) -> dict[str, Any]:
+    """Return the record as a JSON document for people and programs: ``state`` when that is JSON, else ``state_base64``.
+    The document of a summary has no state.
 
     Raises:
         SessionLoadFailed: the state is damaged, or packed in a way that this version does not know.
     """
+    if isinstance(record, SessionSummary):
+        return _description_of(record)
     try:
         state = unpack(record.state, record.encoding)
     except ValueError as error:
         raise SessionLoadFailed(record.session_id, str(error)) from error
-    return description_of(record) | _state_field(state)
+    return _description_of(record) | _state_field(state)
 
 
-def description_of(record: SessionRecord | SessionSummary) -> dict[str, Any]:
-    """The record as a JSON document without its state."""
+def _description_of(record: SessionRecord | SessionSummary) -> dict[str, Any]:
+    """Return the record as a JSON document without its state."""
     metadata = record.metadata
     return {
         "session_id": record.session_id,

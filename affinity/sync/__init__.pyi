@@ -50,10 +50,9 @@ from affinity.records import (
     SessionSummary,
 )
 from affinity.session.manager import SessionFamily, SessionPage
-from affinity.session.opening import RunOnLoop
 from affinity.session.removal import Pruned
 from affinity.session.transfer import ImportTimes, Imported, Lines, OnExists, Progress
-from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pydantic import JsonValue
@@ -486,6 +485,6 @@ class SessionStore:
         self, session_ids: Collection[str], limit: int, *, after: ChildCursor | None = ...
     ) -> Sequence[SessionSummary]: ...
     def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]: ...
-    def on_loop(self) -> tuple[AsyncSessionStore, RunOnLoop]: ...
+    def on_loop(self) -> tuple[AsyncSessionStore, Callable[..., Any]]: ...
 
 def open_store(url: str) -> AbstractContextManager[SessionStore]: ...

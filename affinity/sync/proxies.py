@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from affinity import client, conversation, session
 from affinity.records import SessionStore as AsyncSessionStore
-from affinity.session.opening import RunOnLoop
 from affinity.session.stores import RetryingStore
 from affinity.sync.loop import Opening
 from affinity.sync.proxy import Items, Proxy
@@ -89,7 +88,7 @@ class SessionManager(Proxy, of=session.SessionManager):
 class SessionStore(Proxy, of=AsyncSessionStore):
     """`affinity.SessionStore`, of a sync client; also for `Sessions.open_sync` and `Sessions.update_sync`."""
 
-    def on_loop(self) -> tuple[AsyncSessionStore, RunOnLoop]:
+    def on_loop(self) -> tuple[AsyncSessionStore, Callable[..., Any]]:
         """The async store, and what runs a function on its event loop."""
         return self._of, self._run
 

@@ -20,7 +20,7 @@ from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, App, RetryPolicy
 from affinity.orchestration.definitions import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
-from affinity.orchestration.failures import RecordedError, describe_error, recorded, stack_of
+from affinity.orchestration.failures import RecordedError, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
 from affinity.session.stores import RetryingStore
@@ -28,7 +28,7 @@ from affinity.session.writer import current_activity, enter_activity
 from affinity.tasks import CLEANUP_SECONDS, ignore_error, leave_behind, on_left_behind
 from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
-from affinity.user_code import as_error, call_sync, lasting_context, own_context
+from affinity.user_code import as_error, call_sync, describe_error, lasting_context, own_context
 from affinity.worker.commits import Commits
 from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
 from affinity.worker.journals import WorkerJournals

@@ -30,7 +30,6 @@ from affinity.limits import SHOWN_WAIT
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
-from affinity.orchestration.failures import describe_error
 from affinity.orchestration.wire import encode_message
 from affinity.provider.contract import (
     FINISHED,
@@ -50,6 +49,7 @@ from affinity.provider.contract import (
 from affinity.records import ActivityRun, constructor
 from affinity.tasks import call_without_task
 from affinity.tracing import is_in_use
+from affinity.user_code import describe_error
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits

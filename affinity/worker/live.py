@@ -10,10 +10,10 @@ from typing import NamedTuple, Self
 from affinity.errors import NotSerializable, OrchestrationUnreadable
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, TimerFired
-from affinity.orchestration.failures import describe_error
 from affinity.orchestration.wire import ANY_EXECUTION, read_message
 from affinity.provider.contract import Generation, OrchestrationItem, QueuedMessage, Turn, WorkLock
 from affinity.records import ActivityRun
+from affinity.user_code import describe_error
 from affinity.worker.replays import Replay
 from affinity.worker.results import StagedResult
 

@@ -267,7 +267,7 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             InvalidOptions: as for the class; or a variable's name is almost the name of an option.
         """
         environ = os.environ if environ is None else environ
-        check_environment(environ)
+        cls.check_environment(environ)
         found = {
             name: environ[key] for name in cls.model_fields if (key := ENVIRONMENT_PREFIX + name.upper()) in environ
         }
@@ -275,6 +275,39 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
         if "metrics_port" in found and "metrics_port" not in given:
             found.setdefault("metrics_host", ALL_ADDRESSES)
         return cls(**found | given)
+
+    @staticmethod
+    def check_environment(environ: Mapping[str, str] | None = None) -> None:
+        """Refuse variables whose names are almost ``AFFINITY_URL`` or the name of an option: they would have no effect.
+
+        Raises:
+            InvalidOptions: names all of them, and what was probably meant.
+        """
+        wrong = [
+            f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{similar.upper()}?"
+            for name, value in (os.environ if environ is None else environ).items()
+            if name.upper().startswith(ENVIRONMENT_PREFIX) and not _is_service_link(name, value)
+            if (similar := _similar_option(name)) is not None
+        ]
+        if wrong:
+            raise InvalidOptions("; ".join(wrong))
+
+    @classmethod
+    def describe(cls) -> Sequence[OptionDescription]:
+        """Return all options, in their order, as people see them."""
+        texts = words_of(RuntimeOptions)
+        inherited = SessionRetention.model_fields  # pydantic has them first
+        return [
+            OptionDescription(
+                name=name,
+                flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
+                type=(kind := _type_of(field.annotation)),
+                has_none=name in _WITH_NONE,
+                default=_default_text(name, field.default, kind),
+                description=texts[name],
+            )
+            for name, field in sorted(RuntimeOptions.model_fields.items(), key=lambda each: each[0] in inherited)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,23 +320,6 @@ class OptionDescription:
     has_none: bool  # it takes "none" too
     default: str
     description: str  # in the markup of docstrings
-
-
-def describe_options() -> Sequence[OptionDescription]:
-    """All options of a worker, in their order."""
-    texts = words_of(RuntimeOptions)
-    inherited = SessionRetention.model_fields  # pydantic has them first
-    return [
-        OptionDescription(
-            name=name,
-            flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
-            type=(kind := _type_of(field.annotation)),
-            has_none=name in _WITH_NONE,
-            default=_default_text(name, field.default, kind),
-            description=texts[name],
-        )
-        for name, field in sorted(RuntimeOptions.model_fields.items(), key=lambda each: each[0] in inherited)
-    ]
 
 
 def _type_of(annotation: Any) -> type[int | float | str]:
@@ -328,22 +344,6 @@ def _default_text(name: str, default: object, kind: type) -> str:
     if name.endswith("_bytes"):
         return f"{default / 2**20:g} MiB"
     return f"{default:.15g} s" if kind is float else f"{default:,}"
-
-
-def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Refuse variables whose names are almost ``AFFINITY_URL`` or the name of an option: they would have no effect.
-
-    Raises:
-        InvalidOptions: names all of them, and what was probably meant.
-    """
-    wrong = [
-        f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{similar.upper()}?"
-        for name, value in (os.environ if environ is None else environ).items()
-        if name.upper().startswith(ENVIRONMENT_PREFIX) and not _is_service_link(name, value)
-        if (similar := _similar_option(name)) is not None
-    ]
-    if wrong:
-        raise InvalidOptions("; ".join(wrong))
 
 
 def _similar_option(variable: str) -> str | None:

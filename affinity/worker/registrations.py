@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from affinity.explain.names import ORCHESTRATIONS, described, differences, has_code
+from affinity.explain.names import ORCHESTRATIONS, code_differences, described, has_code
 from affinity.provider.contract import WorkerInfo
 from affinity.worker.services import WorkerPart, WorkerServices
 
@@ -57,7 +57,7 @@ class Registrations(WorkerPart):
 
     def _report_differences(self, workers: Sequence[WorkerInfo]) -> None:
         """Log the names that differ, each once until no live worker differs in it."""
-        found = {one.what: one for one in differences(workers) if self._worker_id in one.worker_ids}
+        found = {one.what: one for one in code_differences(workers) if self._worker_id in one.worker_ids}
         new = [one for what, one in found.items() if what not in self._different]
         self._different = set(found)
         if new:

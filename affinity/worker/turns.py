@@ -8,7 +8,7 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from affinity.errors import ErrorDetails
+from affinity.errors import ErrorDetails, details_document
 from affinity.journal import JournalWrite
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
@@ -17,7 +17,6 @@ from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
     activity_task,
-    details_document,
     encode_event,
     encode_message,
     encode_task,

@@ -8,9 +8,9 @@ import asyncio
 import time
 
 import affinity
-from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
 from affinity.cli.replay.results import ReplayReport
-from affinity.testing import Env, replay
+from affinity.testing import Env, ReplaySelection, replay
+from affinity.testing.histories import DatabaseReplay
 from bench.measures import Metric, Report
 from bench.run import Run
 from bench.systems import OURS
@@ -73,6 +73,6 @@ async def _replays() -> dict[str, tuple[int, float]]:
         loaded = time.perf_counter() - begun
         found = ReplayReport(lambda _: None)
         begun = time.perf_counter()
-        await DatabaseReplay(app, env.client._provider, found).run(ALL)
+        await DatabaseReplay(app, env.client._provider, found.add).run(ALL)
         assert (len(found.matched), found.events) == (INSTANCES, events)
         return {"replay, loaded": (events, loaded), "replay, database": (events, time.perf_counter() - begun)}

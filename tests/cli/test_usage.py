@@ -34,7 +34,6 @@ from affinity.errors import (
     WorkerFenced,
 )
 from affinity.retention import SessionRetention
-from affinity.worker.options import describe_options
 from tests.cli.conftest import refused, run, succeed
 
 CONTEXT = click.Context(main)
@@ -82,13 +81,13 @@ def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
     """
     flags = {param.name: param.opts for param in worker.params}
     text = " ".join(succeed("worker", "--help").split())
-    for option in describe_options():
+    for option in RuntimeOptions.describe():
         assert flags[option.name] == [option.flag]
         assert len(option.description) > len(option.name)
         assert f"[default: {option.default}]" in text
     shared = [*SessionRetention.model_fields]
     own = [name for name in RuntimeOptions.model_fields if name not in shared]
-    assert [option.name for option in describe_options()] == own + shared
+    assert [option.name for option in RuntimeOptions.describe()] == own + shared
 
 
 def test_no_command_and_unknown_ones() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from affinity.cli import demo as command
 from affinity.cli import main
 from affinity.cli.help import INTERNAL
+from affinity.demo import command
 from affinity.demo.display import DemoReport
 from affinity.demo.run import DemoFailed
 from tests.support.cli_runner import new_runner

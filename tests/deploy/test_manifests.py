@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from affinity import RuntimeOptions
 from affinity.cli import main
 from affinity.provider.postgres.migration import MIGRATIONS
-from affinity.worker.options import ALL_ADDRESSES, describe_options
+from affinity.worker.options import ALL_ADDRESSES
 from affinity.worker.worker import LEAVE_SECONDS
 from tests.deploy.kustomize import DEPLOY, OVERLAYS, ROOT, Manifest, Manifests, build, build_by_kubectl, copy
 from tests.deploy.pods import CONFIGURATION, WORKLOAD, Pod, environment, pod_template
@@ -190,7 +190,7 @@ def test_the_environment_is_that_of_a_worker(manifests: Manifests) -> None:
     options = RuntimeOptions.from_environment(variables)
     assert (options.worker_node_id, options.metrics_host) == ("affinity-workers-7", ALL_ADDRESSES)
     table = (ROOT / "docs" / "run" / "options.md").read_text()
-    known = {f"AFFINITY_{each.name.upper()}": each for each in describe_options()}
+    known = {f"AFFINITY_{each.name.upper()}": each for each in RuntimeOptions.describe()}
     for variable in variables.keys() - {"AFFINITY_URL"}:
         assert f"| `{known[variable].name}` |" in table
     assert (options.placement == "pack") == (("ScaledObject", "affinity-workers") in manifests)

@@ -14,7 +14,7 @@ import pytest
 from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.client import Client
 from affinity.errors import ConnectionLost, Explanation, UnknownInstance, WaitTimeout
-from affinity.explain.names import differences
+from affinity.explain.names import code_differences
 from affinity.explain.reasons import MAX_DEPTH
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity, WorkerInfo
@@ -457,7 +457,9 @@ async def test_a_declared_schedule_without_code_is_logged_at_the_start(
 def test_two_apps_differ_in_a_name_and_two_releases_do_not(
     one: tuple[str, str], other: tuple[str, str], differ: bool
 ) -> None:
-    found = differences([worker("a", *one), worker("b", *other), worker("dead", "shop", "else.where", alive=False)])
+    found = code_differences(
+        [worker("a", *one), worker("b", *other), worker("dead", "shop", "else.where", alive=False)]
+    )
     assert [(each.what, each.worker_ids) for each in found] == [("activity 'reply'", ["a", "b"])] * differ
 
 

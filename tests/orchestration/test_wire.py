@@ -12,7 +12,7 @@ from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
-from affinity.orchestration.failures import describe_error, details_of
+from affinity.orchestration.failures import details_of
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
@@ -24,6 +24,7 @@ from affinity.orchestration.wire import (
     read_message,
 )
 from affinity.records import ActivityRun
+from affinity.user_code import describe_error
 from tests.support.messages import decode_message
 
 RETRY = RetryPolicy(max_attempts=5, initial_interval=0.5, non_retryable=(ValueError, "Fatal"))

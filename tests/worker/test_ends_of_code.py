@@ -18,12 +18,11 @@ from affinity.console import Access, create
 from affinity.conversation.events import JournalEvent, ToolResult
 from affinity.errors import ActivityError, CodeExited, OrchestrationFailed, WakeFailed, errors_in, text_of_error
 from affinity.orchestration.codec import Codec
-from affinity.orchestration.failures import describe_error
 from affinity.session import SessionCache, Sessions
 from affinity.session.migrations import Migrations
 from affinity.tasks import call_any, call_here, run_code
 from affinity.testing import Env
-from affinity.user_code import as_error, call_sync
+from affinity.user_code import as_error, call_sync, describe_error
 
 
 class Panic(BaseException):

@@ -10,7 +10,7 @@ import pytest
 from affinity import RuntimeOptions
 from affinity.cli.worker import worker
 from affinity.errors import InvalidOptions
-from affinity.worker.options import OptionDescription, describe_options
+from affinity.worker.options import OptionDescription
 
 
 def test_the_defaults_are_as_documented() -> None:
@@ -121,7 +121,7 @@ def test_metrics_are_for_this_machine_unless_the_environment_sets_the_port() -> 
 
 
 @pytest.mark.parametrize(
-    "option", [option for option in describe_options() if option.has_none], ids=lambda one: one.name
+    "option", [option for option in RuntimeOptions.describe() if option.has_none], ids=lambda one: one.name
 )
 def test_none_is_given_by_variable_and_flag(option: OptionDescription) -> None:
     """Whatever may be None: a variable keeps it forever, and a flag lifts what a variable sets."""
@@ -136,4 +136,4 @@ def test_none_is_given_by_variable_and_flag(option: OptionDescription) -> None:
 
 def test_the_options_with_none_are_those_that_may_be_none() -> None:
     may_be = [name for name, field in RuntimeOptions.model_fields.items() if type(None) in get_args(field.annotation)]
-    assert {option.name for option in describe_options() if option.has_none} == {*may_be}
+    assert {option.name for option in RuntimeOptions.describe() if option.has_none} == {*may_be}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, Final, get_args
 
 import anyio
@@ -12,15 +13,11 @@ from affinity.cli.arguments import DURATION, LIMIT
 from affinity.cli.files import written
 from affinity.cli.help import FAILED, UNKNOWN
 from affinity.cli.loading import load_app
-from affinity.cli.replay.database import DatabaseReplay, ReplaySelection
-from affinity.cli.replay.results import ReplayedExecution, ReplayReport, junit
+from affinity.cli.replay.results import ReplayReport, junit
 from affinity.cli.shell import Progress, Shell, command
-from affinity.errors import OrchestrationError
 from affinity.orchestration import App
-from affinity.orchestration.exported import parse_export, replayed
-from affinity.orchestration.replaying import replay_execution
-from affinity.provider import open_provider
 from affinity.provider.contract import InstanceStatus
+from affinity.testing import ReplaySelection, replay_database, replay_export
 
 DEFAULT_STATUS: Final[tuple[InstanceStatus, ...]] = ("running", "suspended")
 
@@ -83,7 +80,8 @@ def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, 
             for file in files:
                 _replay_file(app, file, report)
         else:
-            anyio.run(_replay_database, app, shell.url, _selection(chosen), report, earlier)
+            replayed = partial(replay_database, earlier=earlier, listed=Progress("listed"))
+            anyio.run(replayed, app, shell.url, _selection(chosen), report.add)
         report.seconds = time.perf_counter() - begun
     _show(shell, report, xml)
 
@@ -98,33 +96,9 @@ def _selection(chosen: dict[str, Any]) -> ReplaySelection:
     )
 
 
-async def _replay_database(app: App, url: str, selection: ReplaySelection, report: ReplayReport, earlier: bool) -> None:
-    provider = await open_provider(url, application_name="affinity replay", one_connection=True)
-    try:
-        await DatabaseReplay(app, provider, report, earlier=earlier, listed=Progress("listed")).run(selection)
-    finally:
-        await provider.aclose()
-
-
 def _replay_file(app: App, file: str, report: ReplayReport) -> None:
     with click.open_file(file, encoding="utf-8", errors="surrogateescape") as opened:
-        history = parse_export(opened.read(), file)
-    for execution in replayed(history.executions):
-        is_current = execution is history.executions[-1]  # if it is not, the export has no suspension
-        subject = ReplayedExecution(
-            instance_id=history.instance_id,
-            name=history.name,
-            execution_id=execution.execution_id,
-            suspended_for=history.suspended_for if is_current else None,
-            suspension_message=history.suspension_message,
-            file=file,
-        )
-        try:
-            replay_execution(app, history, execution)
-        except OrchestrationError as error:
-            report.add(subject, len(execution.events), error)
-        else:
-            report.add(subject, len(execution.events), None)
+        replay_export(app, opened.read(), file, report.add)
 
 
 def _show(shell: Shell, report: ReplayReport, xml: str | None) -> None:

@@ -10,19 +10,8 @@ from xml.etree import ElementTree
 from affinity.cli.output import counted, printable
 from affinity.errors import Nondeterminism
 from affinity.limits import truncate
-from affinity.orchestration.failures import describe_error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedExecution:
-    """One execution of an instance, whose history is replayed."""
-
-    instance_id: str
-    name: str  # of the orchestration
-    execution_id: int
-    suspended_for: str | None  # the class of the error for which the instance is suspended in this execution
-    suspension_message: str | None = None  # and its text
-    file: str | None = None  # that its history is in
+from affinity.testing import ReplayedExecution
+from affinity.user_code import describe_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

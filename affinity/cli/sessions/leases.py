@@ -8,8 +8,7 @@ from affinity.cli.arguments import DURATION
 from affinity.cli.help import REFUSED
 from affinity.cli.output import seconds, table
 from affinity.cli.shell import Shell, command, with_client
-from affinity.client import Client, SessionMoveOutcome
-from affinity.client.administration import MOVE_SECONDS
+from affinity.client import MOVE_SECONDS, Client, SessionMoveOutcome
 from affinity.provider.contract import SessionInfo, SessionRelease
 
 _COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED", "MOVES TO")

@@ -14,7 +14,6 @@ from affinity.client import Client
 from affinity.client.views import read_cursor
 from affinity.records import SessionSummary
 from affinity.session import SessionPage, readable
-from affinity.session.transfer import description_of
 
 _COLUMNS: Final = ("SESSION", "KIND", "NAME", "SIZE", "SCHEMA", "VERSION", "HOLDER", "PARENT", "UPDATED", "LABELS")
 
@@ -47,7 +46,7 @@ def list_records(shell: Shell, *, page: PageOptions, **chosen: Any) -> None:
 
 
 def _document(record: SessionSummary) -> dict[str, Any]:
-    return description_of(record) | {"size": record.size, "holder": record.holder}
+    return readable(record) | {"size": record.size, "holder": record.holder}
 
 
 def _row(record: SessionSummary) -> tuple[object, ...]:

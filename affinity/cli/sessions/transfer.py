@@ -6,7 +6,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, get_args
+from typing import IO, Any, Final, get_args
 
 import anyio
 import click
@@ -18,8 +18,10 @@ from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import Progress, Shell, command, with_client
 from affinity.client import Client
 from affinity.records import SessionFilter
-from affinity.session import Imported, SessionManager, Sessions
-from affinity.session.transfer import IN_MEMORY, ImportTimes, OnExists, check_lines
+from affinity.session import Imported, ImportTimes, OnExists, SessionManager, Sessions, check_lines
+
+IN_MEMORY: Final = 16 * 1024 * 1024
+"""Bytes of a pipe that is read twice before they go to a temporary file."""
 
 
 @command(short_help="Write records as lines of JSON.")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from affinity.client import Client
 from affinity.console.payloads import Payloads
 from affinity.errors import InvalidInput
-from affinity.records import frozen
 
 ROWS: Final = 50
 """Rows on a page of a list."""
@@ -18,7 +18,7 @@ Query: TypeAlias = Mapping[str, str]
 Load: TypeAlias = Callable[[Client, Query, Payloads], Awaitable[dict[str, Any]]]
 
 
-@frozen()
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of the console."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, get_args
 
@@ -35,7 +36,6 @@ from affinity.conversation.stream import StreamItem, read_part
 from affinity.conversation.views import request_of, revisit_of
 from affinity.errors import UnknownEntry, UnknownInstance
 from affinity.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, StreamCursor
-from affinity.records import frozen
 
 ENTRIES: Final = 50
 """Entries on a page."""
@@ -59,7 +59,7 @@ _ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_u
 TYPES: Final = EventTypes()
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
     """A request, on all pages."""
 
@@ -74,7 +74,7 @@ class RequestRow:
     title: str | None = None
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRow:
     """An entry of a transcript."""
 
@@ -84,7 +84,7 @@ class EntryRow:
     value: Payload
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRow:
     """A conversation in the tree of forks."""
 

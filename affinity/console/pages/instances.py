@@ -10,8 +10,7 @@ from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.errors import InvalidInput
-from affinity.provider.contract import FINISHED, InstanceStatus
-from affinity.provider.contract.instances import RARE_STATUSES
+from affinity.provider.contract import FINISHED, RARE_STATUSES, InstanceStatus
 
 EVENTS: Final = 100
 """Events on a page."""

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from affinity.client import Client
+from affinity.client import Client, code_differences
 from affinity.console.chart import chart_of
 from affinity.console.pages.base import Query
 from affinity.console.pages.workers import state_of
 from affinity.console.payloads import Payloads
-from affinity.explain.names import differences
 from affinity.provider.contract import WorkerInfo
 
 COUNTED: Final = 1_000
@@ -35,7 +34,7 @@ async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str
         "statistics": await client.statistics(limit=COUNTED, every_instance=False),
         "counted": COUNTED,
         "workers": _summary(workers),
-        "differences": differences(workers),
+        "differences": code_differences(workers),
         "unserved": await client.unserved_work(limit=SAMPLED),
         "requests": (await client.requests_page(limit=FEW)).items,
         "suspended": suspended,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
+
+from pydantic_core import to_json
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
 from affinity.client.views import read_cursor
@@ -14,8 +15,7 @@ from affinity.console.strip import strip_of
 from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
 from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord
-from affinity.session.resources import LABEL
-from affinity.session.transfer import line_of, readable
+from affinity.session import RESOURCE_LABEL, readable
 
 EXPORT: Final = "session.jsonl"
 """The part of a session's page that `affinity sessions import` reads, and the name of its file."""
@@ -79,7 +79,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "record": record,
         "state": None if record is None else _state(record, payloads),
         "exported": payloads.has(EXPORT),
-        "label": LABEL,
+        "label": RESOURCE_LABEL,
         "resources": {} if record is None else _resources(record),
         "children": (await client.session_manager.page(SessionFilter(parent=session_id), limit=ROWS)).items,
         "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
@@ -93,11 +93,11 @@ def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
         value = document.get("state", document.get("state_base64"))
         shown = payloads.show("state", "state", record.metadata.kind, value)
         if payloads.shows_all("state", value):
-            payloads.offer(EXPORT, partial(line_of, record))
+            payloads.offer(EXPORT, lambda: to_json(readable(record)).decode())
         return shown
     return None
 
 
 def _resources(record: SessionRecord) -> dict[str, str]:
     """The labels that name what it uses and that outlives a process, with the ids."""
-    return {label: value for label, value in record.metadata.labels.items() if label.startswith(LABEL)}
+    return {label: value for label, value in record.metadata.labels.items() if label.startswith(RESOURCE_LABEL)}

@@ -109,6 +109,7 @@ from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
 from affinity.provider.contract.hints import Hint, HintSource
 from affinity.provider.contract.instances import (
     FINISHED,
+    RARE_STATUSES,
     SWEPT_STATUSES,
     Deletion,
     Delivery,
@@ -220,6 +221,7 @@ __all__ = [
     "NO_RETENTION",
     "NO_TAGS",
     "OFFER_SECONDS",
+    "RARE_STATUSES",
     "SLOTS",
     "SWEPT_STATUSES",
     "TOUCH_SLACK",

@@ -1,4 +1,4 @@
-"""Histories out of a database, which is only read: page by page, through the replays of a worker."""
+"""Many histories against the code of an app: those of a database, which is only read, and those of exported files."""
 
 from __future__ import annotations
 
@@ -7,22 +7,42 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
-from affinity.cli.replay.results import ReplayedExecution, ReplayReport
 from affinity.client import Client, Instance
 from affinity.client.calls import retry
-from affinity.errors import UnknownOrchestration
+from affinity.errors import OrchestrationError, UnknownOrchestration
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import App
 from affinity.orchestration.engine import Execution
-from affinity.orchestration.exported import RESET
-from affinity.orchestration.replaying import find_definition
+from affinity.orchestration.exported import RESET, parse_export, replayed
+from affinity.orchestration.replaying import find_definition, replay_execution
+from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, HistoryCursor, HistoryPage, InstanceStatus, Provider
 from affinity.worker.replays import ROUND, Replay, Replays
 
+Found: TypeAlias = Callable[["ReplayedExecution", int, Exception | None], None]
+"""Receives each result: the execution, the number of its events, and the error; None: code and history match."""
+
+
+def ignore_count(count: int) -> None:
+    """Drop a count of instances."""
+
+
 SEED: Final = 0
 """Seed of the random choice: the same instances give the same sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedExecution:
+    """One execution of an instance, whose history is replayed."""
+
+    instance_id: str
+    name: str  # of the orchestration
+    execution_id: int
+    suspended_for: str | None  # the class of the error for which the instance is suspended in this execution
+    suspension_message: str | None = None  # and its text
+    file: str | None = None  # that its history is in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +109,74 @@ async def _list(client: Client, selection: ReplaySelection) -> AsyncIterator[Ins
                 yield instance
 
 
+async def replay_database(
+    app: App,
+    url: str,
+    selection: ReplaySelection,
+    found: Found,
+    *,
+    earlier: bool = False,
+    listed: Callable[[int], None] = ignore_count,
+) -> None:
+    """Replay the histories of a database against the orchestrations of an app, as a worker does before it goes on with
+    an instance. The database is only read: no worker starts, nothing is migrated or locked, and no activity runs.
+
+    Args:
+        app: the app with the code that is tested.
+        url: of the database. On PostgreSQL the role of a client will do.
+        selection: which instances.
+        found: called with each result.
+        earlier: replay also the executions before the current one, which no worker replays.
+        listed: called with the number of instances that were listed so far.
+
+    Raises:
+        ProviderError: the database refuses, or fails for longer than `affinity.client.calls.RETRY_SECONDS`.
+    """
+    provider = await open_provider(url, application_name="affinity replay", one_connection=True)
+    try:
+        await DatabaseReplay(app, provider, found, earlier=earlier, listed=listed).run(selection)
+    finally:
+        await provider.aclose()
+
+
+def replay_export(app: App, text: str, file: str, found: Found) -> None:
+    """Replay the executions of an exported history, as `replay`.
+
+    Args:
+        app: the app with the code that is tested.
+        text: the content of the file.
+        file: its name, for the results.
+        found: called with the result of each execution.
+
+    Raises:
+        InvalidInput: this is not a history, or one without events.
+    """
+    history = parse_export(text, file)
+    for execution in replayed(history.executions):
+        is_current = execution is history.executions[-1]  # if it is not, the export has no suspension
+        subject = ReplayedExecution(
+            instance_id=history.instance_id,
+            name=history.name,
+            execution_id=execution.execution_id,
+            suspended_for=history.suspended_for if is_current else None,
+            suspension_message=history.suspension_message,
+            file=file,
+        )
+        error: Exception | None = None
+        try:
+            replay_execution(app, history, execution)
+        except OrchestrationError as raised:
+            error = raised
+        found(subject, len(execution.events), error)
+
+
 class DatabaseReplay:
     """Replays histories as a worker does, several at a time.
 
     Args:
         app: with the code.
         provider: of the database; it is only read.
-        report: receives the results.
+        found: receives the results.
         earlier: also the executions before the current one.
         listed: called with the number of instances that were seen so far.
     """
@@ -104,15 +185,15 @@ class DatabaseReplay:
         self,
         app: App,
         provider: Provider,
-        report: ReplayReport,
+        found: Found,
         *,
         earlier: bool = False,
-        listed: Callable[[int], None] = lambda _: None,
+        listed: Callable[[int], None] = ignore_count,
     ) -> None:
         self._app = app
         self._provider = provider
         self._client = Client.from_provider(provider)
-        self._report = report
+        self._found = found
         self._earlier = earlier
         self._listed = listed
         self._replays = Replays(self._read, _nothing_is_written)
@@ -146,7 +227,7 @@ class DatabaseReplay:
         try:
             definition = find_definition(self._app, subject.name, version)
         except UnknownOrchestration as error:
-            self._report.add(subject, 0, error)
+            self._found(subject, 0, error)
             return
         at = (subject.instance_id, subject.execution_id, chosen.session_id)
         execution = Execution(definition, *at, traced=True)
@@ -154,7 +235,7 @@ class DatabaseReplay:
         def done(error: Exception | None) -> None:
             execution.close()
             if error is not None or running.events:  # else it was deleted meanwhile
-                self._report.add(subject, running.events, error)
+                self._found(subject, running.events, error)
 
         running = Replay(execution, done, is_suspect=False)
         self._replays.add(running)

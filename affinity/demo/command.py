@@ -136,13 +136,14 @@ async def _run_until_signalled(plan: DemoPlan, folder: Path, *, console: bool) -
 async def _in_browser(url: str, display: Display) -> AsyncIterator[None]:
     """Serve a console of the database, and wait until a browser has opened it."""
     try:
-        from affinity.console import create, serving
+        from affinity.console import create
+        from affinity.console.serving import TokenLogin, serve_locally
     except ModuleNotFoundError as error:
         raise InvalidOptions(f"{error}: pip install 'affinity-workflows[console]'") from None
     await migrate(url)
     token = secrets.token_urlsafe(32)
-    login = serving.TokenLogin(token, current_user(), once=True)
-    async with create(url) as app, serving.serve_locally(app, login) as address:
+    login = TokenLogin(token, current_user(), once=True)
+    async with create(url) as app, serve_locally(app, login) as address:
         display.say(f"Open {address}/login?token={token}")
         with anyio.move_on_after(OPEN_SECONDS):
             await login.used.wait()
