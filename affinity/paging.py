@@ -1,15 +1,20 @@
-"""Async iterators that do not end silently when the wait for an item is cancelled, as an async generator does."""
+"""Listings that are read page by page (`Pages`), and other async iterators.
+
+None of them ends silently when the wait for an item is cancelled, as an async generator does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from affinity.errors import IterationInterrupted
-from affinity.limits import MAX_PAGE
+from affinity.errors import InvalidInput, IterationInterrupted
+from affinity.limits import MAX_PAGE, check_limit
 from affinity.operators import refuse_operators
 
 C = TypeVar("C")
@@ -19,9 +24,9 @@ T = TypeVar("T")
 
 
 def _not_plain(items: object) -> TypeError:
+    as_list = "`await`" if isinstance(items, Pages) else "`[item async for item in ...]`"
     return TypeError(
-        f"{type(items).__name__} is read with `async for`, or as a list with `[item async for item in ...]`; "
-        "sync code uses `affinity.sync`"
+        f"{type(items).__name__} is read with `async for`, or as a list with {as_list}; sync code uses `affinity.sync`"
     )
 
 
@@ -48,24 +53,120 @@ class PageIterator(AsyncIterator[T], Generic[C, T]):
         self._reading = asyncio.Lock()
 
     async def __anext__(self) -> T:
+        if not self._items and not await self._read_on():
+            raise StopAsyncIteration
+        return self._items.popleft()
+
+    async def move_to(self, items: deque[T]) -> None:
+        """Append the items that are left of a page, or else those of the next page that has any; none at the end."""
+        await self._read_on()
+        items.extend(self._items)
+        self._items.clear()
+
+    async def _read_on(self) -> bool:
+        """Read pages until there are items; False: there are none."""
         while not self._items:
             async with self._reading:
                 if not self._items:
                     if self._next is None:
-                        raise StopAsyncIteration
+                        return False
                     items, self._next = await self._read(self._next)
                     self._items.extend(items)
-        return self._items.popleft()
+        return True
 
 
-def all_items(read: Callable[..., Awaitable[Any]]) -> PageIterator[str, Any]:
-    """All items of a listing. ``read`` takes ``after`` and ``limit``, and returns a page: ``items``, and ``next``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[T]):
+    """Some items of a listing, in its order."""
 
-    async def read_page(after: str) -> tuple[Iterable[Any], str | None]:
-        page = await read(after=after or None, limit=MAX_PAGE)
-        return page.items, page.next
+    items: Sequence[T]
+    next: str | None  # the cursor of the page after this one; None at the end
 
-    return PageIterator(read_page, "")
+
+@read_with_async_for
+class Pages(AsyncIterator[T]):
+    """A listing, read page by page: ``async for`` gives its items, ``await`` a list of them all, `page` some of them.
+
+    ::
+
+        async for entry in client.audit(user="ann"):
+            print(entry.action, entry.target)
+        entries = await client.audit(target="chat-17")
+        page = await client.audit().page(limit=20)
+        older = await client.audit().page(page.next, limit=20)
+
+    Nothing is read before. One ``async for`` goes on where another one has stopped; a list and a page do not depend on
+    it. The wait for an item may be cancelled, or fail, and begun again.
+    """
+
+    def __init__(self, read: Callable[[str | None, int], Awaitable[Page[T]]], *, largest: int | None = None) -> None:
+        """Called by the methods that list.
+
+        Args:
+            read: reads the page after a cursor, with this many items at most.
+            largest: how many it may read at a time; by default `limits.MAX_PAGE`.
+        """
+        self._read = read
+        self._largest = largest
+        self._items = self._all_items()
+
+    def __anext__(self) -> Coroutine[Any, Any, T]:
+        return self._items.__anext__()
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return self._list().__await__()
+
+    async def page(self, after: str | None = None, *, limit: int = 100) -> Page[T]:
+        """Read one page.
+
+        Args:
+            after: `Page.next` of the page before; None: the first page.
+            limit: items on the page, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: a limit out of range, or a cursor that is none of this listing.
+        """
+        check_limit(limit)
+        return await self._read(after, limit)
+
+    async def _list(self) -> list[T]:
+        return [item async for item in self._all_items()]
+
+    async def _move_to(self, items: deque[T]) -> None:
+        """See `PageIterator.move_to`."""
+        await self._items.move_to(items)
+
+    def _all_items(self) -> PageIterator[str, T]:
+        async def read(after: str) -> tuple[Sequence[T], str | None]:
+            page = await self._read(after or None, self._largest or MAX_PAGE)
+            return page.items, page.next
+
+        return PageIterator(read, "")
+
+
+def next_cursor(rows: Sequence[Any], limit: int, at: str, name: str) -> str | None:
+    """Return the cursor of the page behind these rows, whose fields ``at`` and ``name`` identify each; None: there is
+    none.
+    """
+    return f"{getattr(rows[-1], at).isoformat()}/{getattr(rows[-1], name)}" if len(rows) == limit else None
+
+
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """Return the time and the name in a cursor.
+
+    Raises:
+        InvalidInput: it is not what `Page.next` gave.
+    """
+    at, _, name = cursor.partition("/")
+    try:
+        return datetime.fromisoformat(at).astimezone(UTC), name
+    except (ValueError, OverflowError):
+        raise not_a_cursor(cursor) from None
+
+
+def not_a_cursor(text: str) -> InvalidInput:
+    """Return the error for a text that is no cursor of a listing."""
+    return InvalidInput(f"{text!r} is not a cursor of this listing")
 
 
 def uninterrupted(function: Callable[P, AsyncIterator[T]]) -> Callable[P, AsyncIterator[T]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,7 +10,7 @@ import click
 from affinity.cli.arguments import INSTANT
 from affinity.cli.output import clock, table
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
-from affinity.client import AuditEntry, Client
+from affinity.client import AuditEntry
 
 _COLUMNS: Final = ("WHEN", "USER", "FROM", "ROLE", "ACTION", "KIND", "TARGET", "OUTCOME", "DETAILS")
 
@@ -39,16 +38,10 @@ def audit(shell: Shell, *, refused: bool, page: PageOptions, **where: Any) -> No
     """
     conditions = {**where, "succeeded": False if refused else None}
 
-    async def read(client: Client) -> tuple[Sequence[AuditEntry], str | None]:
-        if page.everything:
-            return [entry async for entry in client.audit(**conditions)], None
-        found = await client.audit_page(**conditions, after=page.after, limit=page.limit)
-        return found.items, found.next
-
-    found, cursor = with_client(shell, read)
-    document = {"entries": [asdict(each) for each in found], "next": cursor}
-    shell.show(document, lambda: table(_COLUMNS, map(_row, found), empty="nothing was recorded"))
-    shell.show_cursor(cursor)
+    found = with_client(shell, lambda client: page.read(client.audit(**conditions)))
+    document = {"entries": [asdict(entry) for entry in found.items], "next": found.next}
+    shell.show(document, lambda: table(_COLUMNS, map(_row, found.items), empty="nothing was recorded"))
+    shell.show_cursor(found.next)
 
 
 def _row(entry: AuditEntry) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from affinity.cli.files import written
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
-from affinity.client import Activity, Client, HistoryRecord, Instance, Page, TreeNode, WorkStatistics
+from affinity.client import Activity, Client, HistoryRecord, Instance, TreeNode, WorkStatistics
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import InstanceStatus
@@ -107,7 +107,7 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
         return
 
     async def read(client: Client) -> Sequence[Any]:
-        events = client.iter_history(instance_id, execution_id=execution)
+        events = client.history(instance_id, execution_id=execution)
         return [event if shell.as_json else _event_row(event) async for event in events]
 
     found = with_client(shell, read)
@@ -160,13 +160,7 @@ def list_instances(shell: Shell, *, page: PageOptions, **where: Any) -> None:
       affinity list --status failed --name conversation
       affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
     """
-
-    async def read(client: Client) -> Page:
-        if page.everything:
-            return Page(items=[instance async for instance in client.list_instances(**where)], next=None)
-        return await client.list_page(**where, after=page.after, limit=page.limit)
-
-    found = with_client(shell, read)
+    found = with_client(shell, lambda client: page.read(client.list_instances(**where)))
     document = {"instances": found.items, "next": found.next}
     shell.show(document, lambda: table(_COLUMNS, map(_row, found.items), empty="no instances"))
     shell.show_cursor(found.next)

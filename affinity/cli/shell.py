@@ -32,6 +32,7 @@ from affinity.cli.help import (
 from affinity.cli.output import printable
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
+from affinity.paging import Page, Pages
 from affinity.provider import has_password
 from affinity.worker.options import RuntimeOptions
 
@@ -111,6 +112,12 @@ class PageOptions:
     limit: int
     after: str | None
     everything: bool
+
+    async def read(self, listing: Pages[T]) -> Page[T]:
+        """Read the page; with ``--all`` the whole listing as one."""
+        if self.everything:
+            return Page(items=await listing, next=None)
+        return await listing.page(self.after, limit=self.limit)
 
 
 FIRST_PAGE: Final = PageOptions(DEFAULT_PAGE, None, False)

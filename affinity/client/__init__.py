@@ -3,10 +3,9 @@
 from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
-from affinity.client.audit import AuditPage
 from affinity.client.client import Client, Handle, open_store
-from affinity.client.conversations import Connectable, ConversationInfo, ConversationPage
-from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed, RequestPage
+from affinity.client.conversations import Connectable, ConversationInfo
+from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, Start, StartOutcome
 from affinity.client.resets import ResetPreview
@@ -17,13 +16,13 @@ from affinity.client.views import (
     HistoryRecord,
     Instance,
     InstanceTree,
-    Page,
     TreeNode,
     WorkStatistics,
 )
 from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
 from affinity.explain.names import CodeDifference, code_differences
 from affinity.orchestration.typed import ExternalEvent
+from affinity.paging import Page, Pages
 from affinity.provider.contract import Quotas
 
 __all__ = [
@@ -31,12 +30,10 @@ __all__ = [
     "Activity",
     "ActivityStatus",
     "AuditEntry",
-    "AuditPage",
     "Client",
     "CodeDifference",
     "Connectable",
     "ConversationInfo",
-    "ConversationPage",
     "ConversationRequest",
     "DrainPreview",
     "DrainTarget",
@@ -50,12 +47,12 @@ __all__ = [
     "Instance",
     "InstanceTree",
     "Page",
+    "Pages",
     "PrunedInstances",
     "Quotas",
     "RegisteredFunction",
     "RequestChange",
     "RequestFeed",
-    "RequestPage",
     "ResetPreview",
     "Schedule",
     "ScheduleState",

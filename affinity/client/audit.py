@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TypedDict, Unpack
@@ -12,11 +12,8 @@ from affinity.audit import Acting, AuditEntry, AuditFilter, stated
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry
 from affinity.client.conditions import conditions_of
-from affinity.client.views import read_cursor
-from affinity.errors import InvalidInput
-from affinity.limits import check_id, check_limit
-from affinity.paging import all_items
-from affinity.records import frozen
+from affinity.limits import check_id
+from affinity.paging import Page, Pages, next_cursor, not_a_cursor, read_cursor
 
 
 class AuditConditions(TypedDict, total=False):
@@ -32,14 +29,6 @@ class AuditConditions(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     """Before this time."""
-
-
-@frozen(kw_only=True)
-class AuditPage:
-    """Some entries of the audit log, newest first."""
-
-    items: Sequence[AuditEntry]
-    next: str | None  # the cursor of the page after this one; None at the end
 
 
 class AuditCalls(ClientBase):
@@ -67,37 +56,27 @@ class AuditCalls(ClientBase):
         provider = self._open_provider
         return stated(Acting(user and check_id(user, "user"), check_id(source, "source"), provider))
 
-    async def audit_page(
-        self, *, after: str | None = None, limit: int = 100, **where: Unpack[AuditConditions]
-    ) -> AuditPage:
-        """Some entries of the audit log, newest first.
+    def audit(self, **where: Unpack[AuditConditions]) -> Pages[AuditEntry]:
+        """List the entries of the audit log, newest first.
 
         Args:
-            after: `AuditPage.next` of the page before.
-            limit: entries on the page, from 1 to `limits.MAX_PAGE`.
             where: conditions; see `affinity.client.audit.AuditConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor or condition that is none, or a text that no store can keep.
+            InvalidInput: a condition that does not exist, or a text that no store can keep.
         """
-        check_limit(limit)
-        wanted = AuditFilter(
-            **conditions_of(where, AuditConditions), after=None if after is None else _read_cursor(after)
-        )
-        items = await retry(partial(self._provider.list_audit, wanted, limit))
-        return AuditPage(items=items, next=_cursor_of(items[-1]) if len(items) == limit else None)
+        wanted = AuditFilter(**conditions_of(where, AuditConditions))
 
-    def audit(self, **where: Unpack[AuditConditions]) -> AsyncIterator[AuditEntry]:
-        """All entries of the audit log that fit, newest first, read page by page; see `audit_page`."""
-        return all_items(partial(self.audit_page, **where))
+        async def read(after: str | None, limit: int) -> Page[AuditEntry]:
+            at = wanted if after is None else replace(wanted, after=_read_cursor(after))
+            items = await retry(partial(self._provider.list_audit, at, limit))
+            return Page(items=items, next=next_cursor(items, limit, "at", "entry_id"))
 
-
-def _cursor_of(entry: AuditEntry) -> str:
-    return f"{entry.at.isoformat()}/{entry.entry_id}"
+        return Pages(read)
 
 
 def _read_cursor(cursor: str) -> tuple[datetime, int]:
     at, entry_id = read_cursor(cursor)
     if not (entry_id.isascii() and entry_id.isdigit() and len(entry_id) < 19):  # noqa: PLR2004 -- digits of 64 bits
-        raise InvalidInput(f"{cursor!r} is not a cursor of this listing")
+        raise not_a_cursor(cursor)
     return at, int(entry_id)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import field, replace
 from datetime import datetime
-from functools import partial
 from typing import Protocol, TypedDict, TypeVar, Unpack
 
 from affinity.audit import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.conditions import conditions_of
-from affinity.client.views import next_cursor, read_cursor
 from affinity.errors import InvalidInput, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
-from affinity.limits import MAX_QUOTA, check_age, check_id, check_integer, check_limit
-from affinity.paging import all_items
+from affinity.limits import MAX_QUOTA, check_age, check_id, check_integer
+from affinity.paging import Page, Pages, next_cursor, read_cursor
 from affinity.records import copied, frozen
 
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
@@ -52,14 +50,6 @@ class ConversationInfo:
     title: str | None = None
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@frozen(kw_only=True)
-class ConversationPage:
-    """Some conversations, newest first."""
-
-    items: Sequence[ConversationInfo]
-    next: str | None  # the cursor of the page after this one; None at the end
 
 
 class ConversationConditions(TypedDict, total=False):
@@ -102,33 +92,27 @@ class ConversationCalls(ClientBase):
             raise UnknownConversation(conversation_id, "there is none")
         return info_of(rows[0])
 
-    async def list_conversations_page(
-        self, *, after: str | None = None, limit: int = 100, **where: Unpack[ConversationConditions]
-    ) -> ConversationPage:
-        """Some conversations, newest first.
+    def list_conversations(self, **where: Unpack[ConversationConditions]) -> Pages[ConversationInfo]:
+        """List conversations, newest first.
 
         Args:
-            after: `ConversationPage.next` of the page before.
-            limit: conversations on the page, from 1 to `limits.MAX_PAGE`.
             where: conditions; see `affinity.client.conversations.ConversationConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a condition, status or cursor that is none, or a text that no store can
-                keep.
+            InvalidInput: a condition or a status that does not exist, or a text that no store can keep.
         """
         parent = where.get("parent")
-        check_limit(limit)
         conditions = conditions_of(where, ConversationConditions)
-        closed, cursor = conditions.pop("terminated", None), None if after is None else read_cursor(after)
-        wanted = JournalFilter(closed=closed, after=cursor, **conditions)
-        if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):
-            wanted = replace(wanted, parent_journal=page.journal_id)
-        rows = await self.journals.list(wanted, limit)
-        return ConversationPage(items=[*map(info_of, rows)], next=next_cursor(rows, limit, "session_id"))
+        filtered = JournalFilter(closed=conditions.pop("terminated", None), **conditions)
 
-    def list_conversations(self, **where: Unpack[ConversationConditions]) -> AsyncIterator[ConversationInfo]:
-        """All conversations that fit, newest first, read page by page; see `list_conversations_page`."""
-        return all_items(partial(self.list_conversations_page, **where))
+        async def read(after: str | None, limit: int) -> Page[ConversationInfo]:
+            wanted = filtered if after is None else replace(filtered, after=read_cursor(after))
+            if parent is not None and (page := await self.journals.read(JournalQuery(session_id=parent, limit=1))):
+                wanted = replace(wanted, parent_journal=page.journal_id)
+            rows = await self.journals.list(wanted, limit)
+            return Page(items=[*map(info_of, rows)], next=next_cursor(rows, limit, "created_at", "session_id"))
+
+        return Pages(read)
 
     @action("prune", "conversation", "", "older_than", "max_entries", "max_bytes")
     async def prune_conversations(

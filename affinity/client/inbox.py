@@ -9,7 +9,6 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 import anyio
@@ -19,10 +18,10 @@ from affinity.client.background import ClientBase
 from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.conditions import conditions_of
 from affinity.client.journals import Journals
-from affinity.errors import ClientError, InvalidInput
+from affinity.errors import ClientError
 from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
-from affinity.limits import MAX_BATCH, check_limit
-from affinity.paging import all_items, read_with_async_for
+from affinity.limits import MAX_BATCH
+from affinity.paging import Page, Pages, not_a_cursor, read_with_async_for
 from affinity.records import copied, frozen
 
 PAUSE_SECONDS: Final = 0.05
@@ -46,14 +45,6 @@ class ConversationRequest:
     wake_id: str | None  # that made it
     created_at: datetime
     expires_at: datetime | None  # then it counts as refused
-
-
-@frozen(kw_only=True)
-class RequestPage:
-    """Some requests, oldest first."""
-
-    items: Sequence[ConversationRequest]
-    next: str | None  # the cursor of the page after this one; None at the end
 
 
 @frozen(kw_only=True)
@@ -84,34 +75,29 @@ class RequestConditions(TypedDict, total=False):
 class RequestCalls(ClientBase):
     """What waits for a person, over all conversations."""
 
-    async def requests_page(
-        self, *, after: str | None = None, limit: int = 100, by_expiry: bool = False, **where: Unpack[RequestConditions]
-    ) -> RequestPage:
-        """Some requests that wait for an answer, oldest first.
+    def requests(self, *, by_expiry: bool = False, **where: Unpack[RequestConditions]) -> Pages[ConversationRequest]:
+        """List the requests that wait for an answer, oldest first.
 
         Args:
-            after: `RequestPage.next` of the page before.
-            limit: requests on the page, from 1 to `limits.MAX_PAGE`.
-            by_expiry: first the ones that expire first, last the ones that do not expire.
+            by_expiry: first the requests that expire first, last those that do not expire.
             where: conditions; see `affinity.client.inbox.RequestConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor that is none, kinds that are no texts, or a text that no store
-                can keep.
+            InvalidInput: a condition that does not exist, kinds that are no texts, or a text that no store can keep.
         """
-        check_limit(limit)
-        wanted = replace(_filter(where), after=None if after is None else _read_cursor(after), by_expiry=by_expiry)
-        items: list[OpenRequest] = []
-        while True:
-            page = await self.journals.requests(wanted, limit - len(items))
-            items += page.requests
-            if page.after is None or len(items) == limit:
-                return RequestPage(items=[*map(_request_of, items)], next=page.after and _cursor_text(page.after))
-            wanted = replace(wanted, after=page.after)
+        filtered = replace(_filter(where), by_expiry=by_expiry)
 
-    def requests(self, **where: Unpack[RequestConditions]) -> AsyncIterator[ConversationRequest]:
-        """All requests that wait for an answer, oldest first, read page by page; see `requests_page`."""
-        return all_items(partial(self.requests_page, **where))
+        async def read(after: str | None, limit: int) -> Page[ConversationRequest]:
+            wanted = filtered if after is None else replace(filtered, after=_read_cursor(after))
+            items: list[OpenRequest] = []
+            while True:
+                page = await self.journals.requests(wanted, limit - len(items))
+                items += page.requests
+                if page.after is None or len(items) == limit:
+                    return Page(items=[*map(_request_of, items)], next=page.after and _cursor_text(page.after))
+                wanted = replace(wanted, after=page.after)
+
+        return Pages(read)
 
     def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed:
         """What waits for an answer now, oldest first, then each change as it comes; see `RequestFeed`.
@@ -120,7 +106,7 @@ class RequestCalls(ClientBase):
             where: as for `requests`.
 
         Raises:
-            InvalidInput: as for `requests_page`.
+            InvalidInput: as for `requests`.
         """
         return RequestFeed(self.journals, _filter(where))
 
@@ -289,4 +275,4 @@ def _read_cursor(text: str) -> RequestCursor:
         created_at, journal_id, place, request_id = text.split("/", 3)
         return datetime.fromisoformat(created_at).astimezone(UTC), int(journal_id), int(place), request_id
     except (ValueError, OverflowError):
-        raise InvalidInput(f"{text!r} is not a cursor of this listing") from None
+        raise not_a_cursor(text) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypedDict, Unpack, cast, get_args
@@ -22,12 +23,9 @@ from affinity.client.views import (
     HistoryRecord,
     Instance,
     InstanceTree,
-    Page,
     WorkStatistics,
     execution_of,
     instance_of,
-    next_cursor,
-    read_cursor,
     record_of,
     tree_of,
 )
@@ -45,13 +43,14 @@ from affinity.limits import (
     MAX_COUNT,
     MAX_HISTORY_EVENTS,
     MAX_PAGE,
+    MAX_PAGE_EVENTS,
     SCRAPE_COUNT,
     check_condition,
     check_id,
     check_limit,
 )
 from affinity.orchestration.codec import read_json
-from affinity.paging import PageIterator, all_items, uninterrupted
+from affinity.paging import Page, PageIterator, Pages, next_cursor, not_a_cursor, read_cursor, uninterrupted
 from affinity.provider.contract import (
     FINISHED,
     EventOrigin,
@@ -70,9 +69,6 @@ from affinity.provider.contract import (
     WorkerInfo,
 )
 from affinity.records import copied
-
-_PRESENT: Final = -1
-"""In place of the number of an execution: the one that is current when the reading begins."""
 
 _READINGS: Final = 3
 """Attempts to read the activities of an execution that does not end meanwhile."""
@@ -152,38 +148,40 @@ class Inspection(ClientBase):
                 logger.debug("what instance %s waits for is not known: %r", instance_id, error)
         return WaitTimeout(message, found)
 
-    async def history(self, instance_id: str, *, execution_id: int | None = None) -> Sequence[HistoryRecord]:
-        """The events of one execution of an instance, oldest first; by default of the current one. See `iter_history`
-        for a history that may be too large to be in memory as a whole.
+    def history(self, instance_id: str, *, execution_id: int | None = None, after: int = 0) -> Pages[HistoryRecord]:
+        """List the events of one execution of an instance, oldest first. At most `limits.MAX_BATCH_BYTES` are read at a
+        time, so a page may have fewer events than its limit, and not be the last. A history may be too large to be in
+        memory as a whole.
+
+        Args:
+            instance_id: the instance.
+            execution_id: by default the execution that is current when the reading begins.
+            after: only events behind this one.
 
         Raises:
-            UnknownInstance: there is none.
             InvalidId: the id is refused.
+            UnknownInstance: by the first read; there is none.
         """
-        return [record async for record in self.iter_history(instance_id, execution_id=execution_id)]
-
-    def iter_history(
-        self, instance_id: str, *, execution_id: int | None = None, after: int = 0
-    ) -> AsyncIterator[HistoryRecord]:
-        """As `history`, read page by page: at most `limits.MAX_BATCH_BYTES` at a time. ``after``: the last event that
-        is not wanted.
-
-        Raises:
-            UnknownInstance, InvalidId: as for `history`.
-        """
+        check_id(instance_id, "instance id")
         known: dict[int, EventOrigin] = {}
 
-        async def read(at: HistoryCursor) -> tuple[list[HistoryRecord], HistoryCursor | None]:
-            if at.execution_id == _PRESENT:
-                at = at._replace(execution_id=(await self.status(instance_id)).execution_id)
+        async def first() -> HistoryCursor:
+            execution = (await self.status(instance_id)).execution_id if execution_id is None else execution_id
+            return HistoryCursor(instance_id, execution, after)
+
+        async def read(cursor: str | None, limit: int) -> Page[HistoryRecord]:
+            at = await first() if cursor is None else HistoryCursor(instance_id, *_read_place(cursor))
             page = await self._read_page(at)
-            if at.after + len(page.events) not in known:
+            events = page.events[:limit]
+            last = at.after + len(events)
+            if last not in known:
                 origins = await retry(partial(self._provider.read_origins, instance_id, at.execution_id))
                 known.update({origin.event_id: origin for origin in origins})
-            records = [record_of(n, text, known.get(n)) for n, text in enumerate(page.events, at.after + 1)]
-            return records, at._replace(after=at.after + len(records)) if page.more else None
+            records = [record_of(n, text, known.get(n)) for n, text in enumerate(events, at.after + 1)]
+            has_more = page.more or len(events) < len(page.events)
+            return Page(items=records, next=f"{at.execution_id}/{last}" if has_more else None)
 
-        return PageIterator(read, HistoryCursor(instance_id, _PRESENT if execution_id is None else execution_id, after))
+        return Pages(read, largest=MAX_PAGE_EVENTS)
 
     @uninterrupted
     async def iter_export(self, instance_id: str, *, execution_id: int | None = None) -> AsyncIterator[str]:
@@ -269,7 +267,7 @@ class Inspection(ClientBase):
         for _ in range(_READINGS):
             before = await self._present(instance_id)
             found = ActivityList(before.execution_id)
-            async for record in self.iter_history(instance_id, execution_id=before.execution_id):
+            async for record in self.history(instance_id, execution_id=before.execution_id):
                 found.add(record)
             rows = await retry(partial(self._provider.list_work_items, instance_id, MAX_HISTORY_EVENTS))
             after = await self._present(instance_id)
@@ -318,61 +316,46 @@ class Inspection(ClientBase):
         instances = {status: counts[status] for status in get_args(InstanceStatus)}
         return copied(WorkStatistics, queues, instances=instances, counted_all=page.after is None)
 
-    async def list_page(
-        self, *, after: str | None = None, limit: int = 100, **where: Unpack[InstanceConditions]
-    ) -> Page:
-        """Some instances, newest first.
+    def list_instances(self, **where: Unpack[InstanceConditions]) -> Pages[Instance]:
+        """List instances, newest first.
 
         Args:
-            after: `Page.next` of the page before.
-            limit: instances on the page, from 1 to `limits.MAX_PAGE`.
             where: conditions; see `affinity.client.inspection.InstanceConditions`.
 
         Raises:
-            InvalidInput: a limit out of range, a cursor that is none, a condition or a status that does not exist, or a
-                text that no store can keep.
+            InvalidInput: a condition or a status that does not exist, or a text that no store can keep.
         """
-        check_limit(limit)
-        conditions = conditions_of(where, InstanceConditions)
-        wanted = InstanceFilter(**conditions, after=None if after is None else read_cursor(after))
-        rows = await retry(partial(self._provider.list_instances, wanted, limit))
-        return Page(items=[*map(instance_of, rows)], next=next_cursor(rows, limit, "instance_id"))
+        filtered = InstanceFilter(**conditions_of(where, InstanceConditions))
 
-    def list_instances(self, **where: Unpack[InstanceConditions]) -> AsyncIterator[Instance]:
-        """All instances that fit, newest first, read page by page; see `list_page`."""
-        return all_items(partial(self.list_page, **where))
+        async def read(after: str | None, limit: int) -> Page[Instance]:
+            wanted = filtered if after is None else replace(filtered, after=read_cursor(after))
+            rows = await retry(partial(self._provider.list_instances, wanted, limit))
+            return Page(
+                items=[*map(instance_of, rows)],
+                next=next_cursor(rows, limit, "created_at", "instance_id"),
+            )
+
+        return Pages(read)
 
     # -- sessions and workers
 
-    def sessions(self, *, worker_id: str | None = None) -> AsyncIterator[SessionInfo]:
-        """All sessions that have a row, by id, with their present or last holder; read page by page.
+    def sessions(self, *, worker_id: str | None = None) -> Pages[SessionInfo]:
+        """List the sessions that have a row, by id, with their present or last holder.
 
         Args:
             worker_id: only sessions that this worker holds, or was the last to hold.
-        """
-
-        async def read(after: str) -> tuple[Sequence[SessionInfo], str | None]:
-            rows = await self.sessions_page(worker_id=worker_id, after=after or None, limit=MAX_PAGE)
-            return rows, None if len(rows) < MAX_PAGE else rows[-1].session_id
-
-        return PageIterator(read, "")
-
-    async def sessions_page(
-        self, *, worker_id: str | None = None, after: str | None = None, limit: int = 100
-    ) -> Sequence[SessionInfo]:
-        """Some sessions that have a row, by id; see `sessions`.
-
-        Args:
-            worker_id: only of sessions that this worker holds, or was the last to hold.
-            after: only ids behind this one, which is the last of the page before.
-            limit: sessions on the page, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            InvalidInput: a limit out of range; a text that no store can keep.
+            InvalidInput: a text that no store can keep.
         """
-        check_limit(limit)
-        check_condition((worker_id, after), "worker_id or after")
-        return await retry(partial(self._provider.list_sessions, worker_id=worker_id, after=after, limit=limit))
+        check_condition(worker_id, "worker_id")
+
+        async def read(after: str | None, limit: int) -> Page[SessionInfo]:
+            check_condition(after, "after")
+            rows = await retry(partial(self._provider.list_sessions, worker_id=worker_id, after=after, limit=limit))
+            return Page(items=rows, next=rows[-1].session_id if len(rows) == limit else None)
+
+        return Pages(read)
 
     async def session_moves(
         self, *, after: int | None = None, before: int | None = None, limit: int = 100, **where: Unpack[MoveConditions]
@@ -476,3 +459,12 @@ class Inspection(ClientBase):
     async def quotas(self) -> Quotas:
         """The limits of this database; off by default."""
         return await retry(self._provider.get_quotas)
+
+
+def _read_place(cursor: str) -> tuple[int, int]:
+    """The execution and the event of a cursor of a history."""
+    try:
+        execution_id, after = map(int, cursor.split("/"))
+    except ValueError:
+        raise not_a_cursor(cursor) from None
+    return execution_id, after

@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from affinity.errors import ErrorDetails, InvalidInput, NotSerializable
+from affinity.errors import ErrorDetails, NotSerializable
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.exported import OUTCOME_STATUSES
 from affinity.orchestration.failures import RecordedError
@@ -85,14 +85,6 @@ class HistoryRecord:
     queued_for: float | None = (
         None  # seconds that the activity waited before that attempt; None: `limits.SHOWN_WAIT` at most
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Some instances of a listing, newest first."""
-
-    items: Sequence[Instance]
-    next: str | None  # the cursor of the page after this one; None at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,24 +193,6 @@ def record_of(event_id: int, text: str, origin: EventOrigin | None = None) -> Hi
         attempt=None if run is None else run.attempt,
         queued_for=None if run is None else run.queued_for,
     )
-
-
-def next_cursor(rows: Sequence[Any], limit: int, key: str) -> str | None:
-    """The cursor of the page after these rows, by their creation and their id ``key``; None: there is none."""
-    return f"{rows[-1].created_at.isoformat()}/{getattr(rows[-1], key)}" if len(rows) == limit else None
-
-
-def read_cursor(cursor: str) -> tuple[datetime, str]:
-    """The row that a cursor stands for.
-
-    Raises:
-        InvalidInput: it is not what `Page.next` gave.
-    """
-    created_at, _, instance_id = cursor.partition("/")
-    try:
-        return datetime.fromisoformat(created_at).astimezone(UTC), instance_id
-    except (ValueError, OverflowError):
-        raise InvalidInput(f"{cursor!r} is not a cursor of this listing") from None
 
 
 def _decoded(text: str | None) -> Any:

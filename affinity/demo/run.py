@@ -286,7 +286,7 @@ class _DemoRun:
 
     async def _unfinished(self) -> Sequence[str]:
         """Some of the conversations that have not ended."""
-        page = await self._client.list_page(prefix=self._plan.run, status=("pending", "running"), limit=5)
+        page = await self._client.list_instances(prefix=self._plan.run, status=("pending", "running")).page(limit=5)
         return [instance.instance_id for instance in page.items]
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ stores          `MemorySessionStore`, and `RetryingStore`, which repeats calls t
 
 from affinity.session.cache import SessionCache
 from affinity.session.codec import JsonCodec, StateCodec, scratch
-from affinity.session.manager import SessionFamily, SessionManager, SessionPage
+from affinity.session.manager import SessionFamily, SessionManager
 from affinity.session.opening import OpenSession, SyncOpenSession
 from affinity.session.removal import Pruned
 from affinity.session.resources import RESOURCE_LABEL, Resource
@@ -48,7 +48,6 @@ __all__ = [
     "SessionContext",
     "SessionFamily",
     "SessionManager",
-    "SessionPage",
     "Sessions",
     "StateCodec",
     "SyncOpenSession",

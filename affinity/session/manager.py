@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from affinity.audit import action
 from affinity.errors import SessionAmbiguous, SessionNotFound
-from affinity.limits import MAX_PAGE, check_age, check_id, check_limit
-from affinity.paging import PageIterator, uninterrupted
+from affinity.limits import MAX_PAGE, check_age, check_id
+from affinity.paging import Page, Pages, next_cursor, read_cursor, uninterrupted
 from affinity.records import SessionFilter, SessionRecord, SessionStore, SessionSummary, database_of, in_family_order
 from affinity.session.removal import (
     Pruned,
@@ -21,7 +21,6 @@ from affinity.session.removal import (
     PruneRule,
     delete_tree,
     descendants,
-    page_cursor,
     read_pages,
 )
 from affinity.session.sessions import Sessions
@@ -39,14 +38,6 @@ from affinity.session.transfer import (
 _EVERYTHING: Final = SessionFilter()
 _CANDIDATES: Final = 10  # ids that `SessionAmbiguous` lists
 _INSTANT: Final = timedelta(microseconds=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionPage:
-    """One page of a listing, newest first."""
-
-    items: Sequence[SessionSummary]
-    next: tuple[datetime, str] | None  # `SessionFilter.after` of the page after this one; None at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,33 +104,19 @@ class SessionManager:
 
     # -- listing
 
-    async def page(self, where: SessionFilter = _EVERYTHING, *, limit: int = 100) -> SessionPage:
-        """One page of records, newest first; for the next one set the filter's ``after`` to `SessionPage.next`.
-
-        Args:
-            where: which records.
-            limit: records on the page, from 1 to `limits.MAX_PAGE`.
-
-        Raises:
-            InvalidInput: a limit or a number of seconds out of range.
-        """
-        check_limit(limit)
-        check_age("idle_for", where.idle_for)
-        rows = await self._store.list(where, limit)
-        return SessionPage(items=rows, next=page_cursor(rows[-1]) if len(rows) == limit else None)
-
-    def list(self, where: SessionFilter = _EVERYTHING) -> AsyncIterator[SessionSummary]:
-        """All records that match, newest first, read page by page. A record that is written meanwhile may be missed.
+    def list(self, where: SessionFilter = _EVERYTHING) -> Pages[SessionSummary]:
+        """List the records that match, newest first. A record that is written meanwhile may be missed.
 
         Raises:
             InvalidInput: a number of seconds out of range.
         """
+        check_age("idle_for", where.idle_for)
 
-        async def read(at: SessionFilter) -> tuple[Sequence[SessionSummary], SessionFilter | None]:
-            page = await self.page(at, limit=MAX_PAGE)
-            return page.items, None if page.next is None else replace(at, after=page.next)
+        async def read(after: str | None, limit: int) -> Page[SessionSummary]:
+            rows = await self._store.list(where if after is None else replace(where, after=read_cursor(after)), limit)
+            return Page(items=rows, next=next_cursor(rows, limit, "updated_at", "session_id"))
 
-        return PageIterator(read, where)
+        return Pages(read)
 
     async def count(self, where: SessionFilter = _EVERYTHING) -> int:
         """The number of records that match.

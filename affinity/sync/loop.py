@@ -17,7 +17,7 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 from pathlib import Path
@@ -53,7 +53,8 @@ class _Call:
             with anyio.CancelScope() as self._scope:
                 if not self._is_cancelled:
                     result = self._function(*self._args)
-                    self.outcome.set_result(await result if inspect.isawaitable(result) else result)
+                    is_call = inspect.isawaitable(result) and not isinstance(result, AsyncIterator)
+                    self.outcome.set_result(await result if is_call else result)
         except Exception as error:
             self.outcome.set_exception(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
@@ -10,7 +11,7 @@ from affinity import client, conversation, session
 from affinity.records import SessionStore as AsyncSessionStore
 from affinity.session.stores import RetryingStore
 from affinity.sync.loop import Opening
-from affinity.sync.proxy import Items, Proxy
+from affinity.sync.proxy import Items, Proxy, sync_form
 
 NOT_HERE: Final = frozenset({"from_provider", "journals"})
 """Members of `affinity.Client` that belong to its event loop, or to the layers above."""
@@ -71,6 +72,21 @@ class EventFeed(Items, of=conversation.EventFeed):
 
 class ReplyStream(Items, of=conversation.ReplyStream):
     """`affinity.ReplyStream`, of a sync client: for a plain ``for``."""
+
+
+class Pages(Items, of=client.Pages):
+    """`affinity.Pages`, of a sync client: for a plain ``for``, or `list`. Each page is read by one call."""
+
+    def __init__(self, opening: Opening[Any], of: Any) -> None:
+        super().__init__(opening, of)
+        self._read = deque[Any]()
+
+    def __next__(self) -> Any:
+        if not self._read:
+            self._run(self._of._move_to, self._read)
+        if not self._read:
+            raise StopIteration
+        return sync_form(self._opening, self._read.popleft())
 
 
 class RequestFeed(Items, of=client.RequestFeed):

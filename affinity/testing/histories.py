@@ -256,12 +256,12 @@ class DatabaseReplay:
 
     async def _is_reset(self, instance_id: str, execution_id: int) -> bool:
         """Whether a reset has begun this execution."""
-        events = self._client.iter_history(instance_id, execution_id=execution_id)
+        events = self._client.history(instance_id, execution_id=execution_id)
         return any([event.type == RESET async for event in events])
 
     async def _find_version(self, subject: ReplayedExecution) -> str | None:
         """The version with which an execution began."""
-        events = self._client.iter_history(subject.instance_id, execution_id=subject.execution_id)
+        events = self._client.history(subject.instance_id, execution_id=subject.execution_id)
         async for event in events:
             if event.type == "orchestration_started":
                 return str(event.fields.get("version"))

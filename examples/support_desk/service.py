@@ -92,7 +92,7 @@ async def show(request: Request) -> Response:
 async def index(request: Request) -> Response:
     """The tickets, newest first."""
     where: dict[str, Any] = {"kind": tickets.kind, "owner": request.query_params.get("customer")}
-    page = await client_of(request).list_conversations_page(limit=100, after=request.query_params.get("after"), **where)
+    page = await client_of(request).list_conversations(**where).page(request.query_params.get("after"), limit=100)
     return JSONResponse({"tickets": [shown(each) for each in page.items], "next": page.next})
 
 

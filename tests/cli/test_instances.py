@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ import pytest
 
 from affinity import App, Client, OrchestrationContext
 from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN, UNSERVED
-from affinity.client import HistoryRecord
+from affinity.client import HistoryRecord, Pages
 from affinity.limits import MAX_ID_BYTES, MAX_PAYLOAD_BYTES
 from affinity.orchestration.events import ActivityScheduled, EventRefused, RawJson
 from affinity.provider.contract import FetchOptions, Incarnation, MessageReply, WorkAbandon, WorkerIdentity
@@ -253,13 +252,13 @@ def test_show_reads_the_history_in_one_pass(play: Play, monkeypatch: pytest.Monk
     refusal = EventRefused(schedule_id=3, name="add", message="no sugar")
     play(lambda puppet: puppet.record("t", ActivityScheduled(name="boil", input=RawJson("null")), refusal))
     reads = []
-    read = Client.iter_history
+    read = Client.history
 
-    def count(self: Client, instance_id: str, **options: Any) -> AsyncIterator[HistoryRecord]:
+    def count(self: Client, instance_id: str, **options: Any) -> Pages[HistoryRecord]:
         reads.append(instance_id)
         return read(self, instance_id, **options)
 
-    monkeypatch.setattr(Client, "iter_history", count)
+    monkeypatch.setattr(Client, "history", count)
     text = succeed("show", "t")
     assert "boil: has ended; its result waits to be recorded" in text
     assert "add: no sugar" in text

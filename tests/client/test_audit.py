@@ -228,12 +228,11 @@ async def test_long_and_strange_texts(client: Client) -> None:
     (entry,) = await entries(client)
     assert entry.user == ""
     assert len(str(entry.details["reason"]).encode()) <= MAX_AUDIT_TEXT_BYTES
-    for wrong in ({"limit": 0}, {"after": "x"}, {"after": "2026-01-01T00:00:00+00:00/x"}, {"user": "\x00"}):
-        with pytest.raises(InvalidInput):
-            await client.audit_page(**wrong)
-    page = await client.audit_page(limit=1)
+    with pytest.raises(InvalidInput):
+        client.audit(user="\x00")
+    page = await client.audit().page(limit=1)
     assert page.next is not None
-    assert (await client.audit_page(limit=1, after=page.next)).items == []
+    assert (await client.audit().page(page.next, limit=1)).items == []
 
 
 async def test_an_entry_that_cannot_be_written(

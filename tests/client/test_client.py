@@ -289,7 +289,7 @@ async def test_events_that_come_while_pages_are_read_have_their_time(
     await client.start("brew", {"kind": "green"}, instance_id="t")
     await puppet.record("t", GuidCreated("g"))
     monkeypatch.setattr(client._provider, "read_history", partial(client._provider.read_history, max_bytes=1))
-    records = client.iter_history("t")
+    records = client.history("t")
     first = await anext(records)
     await client.raise_event("t", "e")
     await puppet.end("t")
@@ -311,7 +311,7 @@ async def test_a_history_is_read_in_pages(client: Client, puppet: Puppet, monkey
 
     monkeypatch.setattr(client._provider, "read_history", small)
     assert await client.history("t") == whole
-    assert [record async for record in client.iter_history("t", after=1)] == whole[1:]
+    assert [record async for record in client.history("t", after=1)] == whole[1:]
     assert max(sum(sizes) for sizes in pages) == 1
     assert await client.reset("t", to_event=1) == 2
 
@@ -353,16 +353,16 @@ async def test_list_filters_and_pages(client: Client, puppet: Puppet) -> None:
     paged: list[str] = []
     after = None
     for _ in range(3):
-        page = await client.list_page(limit=2, after=after)
+        page = await client.list_instances().page(after, limit=2)
         paged += [instance.instance_id for instance in page.items]
         after = page.next
     assert paged == everything
-    assert (await client.list_page(limit=2, after=after)).next is None
+    assert (await client.list_instances().page(after, limit=2)).next is None
     for limit in (0, -1, 1001):
         with pytest.raises(InvalidInput, match="limit"):
-            await client.list_page(limit=limit)
+            await client.list_instances().page(limit=limit)
     with pytest.raises(InvalidInput, match="cursor"):
-        await client.list_page(after="yesterday")
+        await client.list_instances().page("yesterday")
 
 
 async def test_sessions_and_workers(client: Client, puppet: Puppet) -> None:

@@ -21,11 +21,11 @@ from tests.support.console_app import chats
 pytestmark = pytest.mark.anyio
 
 LISTINGS: dict[str, Callable[..., Any]] = {
-    "instances": lambda client, **where: client.list_page(**where),
-    "conversations": lambda client, **where: client.list_conversations_page(**where),
-    "requests": lambda client, **where: client.requests_page(**where),
+    "instances": lambda client, **where: client.list_instances(**where),
+    "conversations": lambda client, **where: client.list_conversations(**where),
+    "requests": lambda client, **where: client.requests(**where),
     "moves": lambda client, **where: client.session_moves(**where),
-    "audit": lambda client, **where: client.audit_page(**where),
+    "audit": lambda client, **where: client.audit(**where),
     "prune": lambda client, **where: client.prune(older_than=1, **where),
 }
 

@@ -423,8 +423,8 @@ async def test_listings(client: Client, talk: ConversationHandle) -> None:
     for number in range(5):
         await ConversationHandle(client, SALES, f"deal-{number}").send(UserMessage("hi"))
     assert [each.conversation_id async for each in client.list_conversations(kind="support")] == ["chat-7"]
-    page = await client.list_conversations_page(kind="sales", limit=3)
-    rest = await client.list_conversations_page(kind="sales", limit=3, after=page.next)
+    page = await client.list_conversations(kind="sales").page(limit=3)
+    rest = await client.list_conversations(kind="sales").page(page.next, limit=3)
     assert [each.conversation_id for each in (*page.items, *rest.items)] == [f"deal-{n}" for n in (4, 3, 2, 1, 0)]
     assert rest.next is None
     assert [each.conversation_id async for each in client.list_conversations(prefix="deal-1")] == ["deal-1"]

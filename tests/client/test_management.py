@@ -168,11 +168,11 @@ async def test_conditions_that_no_store_can_keep_are_refused(text: str, kept_url
         for condition in ("prefix", "name", "session_id", "reason"):
             given: dict[str, Any] = {condition: text}
             with pytest.raises(InvalidInput):
-                await client.list_page(**given)
+                await client.list_instances(**given)
         with pytest.raises(InvalidInput):
             [each async for each in client.list_instances(parent_id=text)]
         with pytest.raises(InvalidInput):
-            await client.list_conversations_page(prefix=text)
+            await client.list_conversations(prefix=text)
         with pytest.raises(InvalidInput):
             await client.session_moves(worker_id=text)
         with pytest.raises(InvalidInput):

@@ -87,6 +87,6 @@ async def token(http: httpx.AsyncClient, address: str = "/approvals") -> str:
 
 
 async def answer_form(client: Client, http: httpx.AsyncClient, **fields: str) -> dict[str, str]:
-    request = (await client.requests_page()).items[0]
+    request = (await client.requests())[0]
     form = {"conversation": request.conversation_id, "request": request.request_id, "answer": "allow"}
     return {"token": await token(http), **form, **fields}

@@ -71,7 +71,7 @@ async def test_forms_that_are_refused(
         assert (await http.post("/do/answer", data=form, headers=headers)).status_code == status
         http.cookies.clear()
         assert (await http.post("/do/answer", data=form, headers=ORIGIN)).status_code in {403, 413}
-    assert len((await client.requests_page()).items) == 1
+    assert len(await client.requests()) == 1
 
 
 @pytest.mark.parametrize("back", ["https://evil.test/", "//evil.test", "/nowhere", "\\evil", "/\r\nx: y"])
@@ -129,7 +129,7 @@ async def test_readers_only_read(client: Client, open_console: Open) -> None:
                     assert '<form method="post"' not in (await http.get(path)).text
                 page = (await http.get("/approvals")).text
                 assert ('action="/do/answer"' in page) is ("answer" in access)
-    assert len((await client.requests_page()).items) == 1
+    assert len(await client.requests()) == 1
     assert (await client.status("stays")).status == "running"
 
 
@@ -252,7 +252,7 @@ async def test_all_instances_of_a_list(client: Client, open_console: Open) -> No
     await client.start(stays, "plain", instance_id="other-stays")
 
     async def all_suspended() -> bool:
-        return len((await client.list_page(status=["suspended"])).items) == 4
+        return len((await client.list_instances(status=["suspended"]).page()).items) == 4
 
     await until(all_suspended)
     async with open_console() as http:
@@ -269,11 +269,11 @@ async def test_all_instances_of_a_list(client: Client, open_console: Open) -> No
         assert (await do("cancel-matching", confirm="2")).status_code == 400
         assert (await do("cancel-matching", count="2", confirm="2")).status_code == 409
         assert (await do("resume-matching", status="failed")).status_code == 303  # of which none is suspended
-        before = {each.instance_id: each.updated_at for each in (await client.list_page()).items}
+        before = {each.instance_id: each.updated_at for each in await client.list_instances()}
         done = await do("resume-matching")
         assert (done.status_code, done.headers["location"]) == (303, "/instances?prefix=batch-")
         await until(all_suspended)  # again, as there is still no code
-        after = {each.instance_id: each.updated_at for each in (await client.list_page()).items}
+        after = {each.instance_id: each.updated_at for each in await client.list_instances()}
         assert {name for name, at in after.items() if at != before[name]} == {"batch-0", "batch-1", "batch-2"}
         assert (await do("cancel-matching")).status_code == 303
         for n in range(3):
@@ -289,7 +289,7 @@ async def test_requests_of_other_kinds(client: Client, open_console: Open) -> No
         page = (await http.get("/approvals")).text
         assert page.count('action="/do/answer"') == 1
         assert "Its application takes the answer." in page
-        (request,) = (await client.requests_page(kinds=["agent.custom_tool_use"])).items
+        (request,) = await client.requests(kinds=["agent.custom_tool_use"])
         form = {"token": await token(http), "conversation": "talk", "request": request.request_id, "answer": "result"}
         assert (await http.post("/do/answer", data={**form, "result": "hot"}, headers=ORIGIN)).status_code == 400
         done = await http.post("/do/answer", data={**form, "result": '{"degrees": 80}'}, headers=ORIGIN)

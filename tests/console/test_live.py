@@ -85,7 +85,7 @@ async def test_a_page_comes_again_when_it_has_changed(
         events = Events(response)
         first = await events.next()
         assert "agent.tool_confirmation" in first["data"]
-        request = (await client.requests_page()).items[0]
+        request = (await client.requests())[0]
         async with browser.stream("GET", "/approvals", headers={**LIVE, "last-event-id": first["id"]}) as resumed:
             talk = client.conversation(chats, request.conversation_id)
             await talk.answer(request.request_id, allowed=False)
@@ -146,13 +146,13 @@ async def test_many_live_pages_read_once_a_second(
     client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[float] = []
-    plain = Inspection.list_page
+    plain = Inspection.list_instances
 
-    async def counted(self: Inspection, **where: object) -> object:
+    def counted(self: Inspection, **where: object) -> object:
         reads.append(anyio.current_time())
-        return await plain(self, **where)  # type: ignore[arg-type]
+        return plain(self, **where)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inspection, "list_page", counted)
+    monkeypatch.setattr(Inspection, "list_instances", counted)
     browser, _ = http
 
     async def look() -> None:

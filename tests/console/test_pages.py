@@ -341,14 +341,14 @@ async def test_no_value_is_shown(client: Client, open_console: Open) -> None:
 
 async def test_many_browsers_are_one_read(client: Client, open_console: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = 0
-    plain = Inspection.list_page
+    plain = Inspection.list_instances
 
-    async def counted(self: Inspection, **where: object) -> object:
+    def counted(self: Inspection, **where: object) -> object:
         nonlocal reads
         reads += 1
-        return await plain(self, **where)  # type: ignore[arg-type]
+        return plain(self, **where)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inspection, "list_page", counted)
+    monkeypatch.setattr(Inspection, "list_instances", counted)
     monkeypatch.setattr(recent, "SECONDS", 600.0)
     async with open_console() as http:
         for _ in range(20):

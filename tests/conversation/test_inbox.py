@@ -98,7 +98,7 @@ async def test_an_inbox_is_filtered_and_read_in_pages(url: str) -> None:
         found: list[str] = []
         after: str | None = ""
         while after is not None:
-            page = await on.client.requests_page(limit=1, after=after or None, labels={"team": "eu"})
+            page = await on.client.requests(labels={"team": "eu"}).page(after or None, limit=1)
             found += [each.request_id for each in page.items]
             after = page.next
         assert found == [each.request_id async for each in on.client.requests(labels={"team": "eu"})]
@@ -108,10 +108,6 @@ async def test_an_inbox_is_filtered_and_read_in_pages(url: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        {"limit": 0},
-        {"limit": 1001},
-        {"after": "x"},
-        {"after": "2026-01-01/1/x/r"},
         {"kinds": 7},
         {"kinds": [7]},
     ],
@@ -120,7 +116,7 @@ async def test_what_no_inbox_has_is_refused(sqlite_url: str, words: Any) -> None
     await affinity.migrate(sqlite_url)
     async with Client(sqlite_url) as client:
         with pytest.raises(InvalidInput):
-            await client.requests_page(**words)
+            client.requests(**words)
         with pytest.raises(InvalidInput, match="did you mean 'labels'"):
             client.watch_requests(lables={"a": "b"})  # type: ignore[call-arg]
 

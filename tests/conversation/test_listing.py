@@ -57,6 +57,6 @@ async def test_what_no_listing_has_is_refused(sqlite_url: str) -> None:
     await affinity.migrate(sqlite_url)
     async with affinity.Client(sqlite_url) as client:
         with pytest.raises(InvalidInput, match="status = 'ended': must be one of idle, running"):
-            await client.list_conversations_page(status="ended")  # type: ignore[arg-type]
+            await client.list_conversations(status="ended")  # type: ignore[arg-type]
         with pytest.raises(UnknownConversation):
             await client.get_conversation("none")

@@ -238,7 +238,7 @@ async def test_listings_outlast_cancelled_waits(client: Client, monkeypatch: pyt
         "conversations": client.list_conversations,
         "sessions": client.sessions,
         "records": client.session_manager.list,
-        "history": lambda: client.iter_history("i0"),
+        "history": lambda: client.history("i0"),
         "moves": lambda: client.follow_session_moves(after=0, poll_interval=0.01),
     }
     for name, listing in listings.items():

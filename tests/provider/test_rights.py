@@ -102,7 +102,7 @@ async def test_clients_and_workers_need_no_more(url: str) -> None:
         with pytest.raises(OrchestrationCancelled):
             await client.wait("b", 30)
         assert await client.history("a")
-        assert len((await client.list_page()).items) >= 3
+        assert len((await client.list_instances().page()).items) >= 3
         assert [row.worker_id for row in await client.workers()] == [worker.identity.worker_id]
         assert "s" in [row.session_id async for row in client.sessions()]
         assert [(row.session_id, row.reason) for row in await client.session_moves()] == [("s", "new")]

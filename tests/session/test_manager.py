@@ -62,13 +62,13 @@ async def test_list_gives_all_pages_newest_first(stage: ClockedStore, monkeypatc
 async def test_a_page_ends_with_the_cursor_of_the_next(stage: ClockedStore) -> None:
     for number in range(3):
         await stage.put(f"s{number}")
-    first = await stage.manager.page(limit=2)
+    first = await stage.manager.list().page(limit=2)
     assert [row.session_id for row in first.items] == ["s2", "s1"]
-    second = await stage.manager.page(SessionFilter(after=first.next), limit=2)
+    second = await stage.manager.list().page(first.next, limit=2)
     assert ([row.session_id for row in second.items], second.next) == (["s0"], None)
     for limit in (0, -1, MAX_PAGE + 1):
         with pytest.raises(InvalidInput, match="limit"):
-            await stage.manager.page(limit=limit)
+            await stage.manager.list().page(limit=limit)
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidInput, match="idle_for"):
             await stage.ids(idle_for=seconds)
@@ -353,7 +353,7 @@ async def test_reading_removes_nothing(stage: ClockedStore) -> None:
     await stage.put("s")
     await stage.advance(10_000 * DAY)
     assert (await stage.ids(), len(await stage.lines()), (await stage.manager.show("s")).version) == (["s"], 1, 1)
-    assert (await stage.manager.page()).items[0].version == 1
+    assert (await stage.manager.list())[0].version == 1
 
 
 async def test_prune_leaves_what_was_written_since_it_was_listed(stage: ClockedStore) -> None:

@@ -83,7 +83,7 @@ async def _orchestration(client: affinity.Client) -> None:
     run = await client.start(whole, Note(), instance_id=ID)
     await run.raise_event("told", Note())
     assert await run.wait(timeout=15) == Note()
-    (found,) = (await client.list_page(prefix=ID)).items
+    (found,) = await client.list_instances(prefix=ID)
     assert found.instance_id == ID
     assert began < found.created_at < datetime.now(UTC) + timedelta(minutes=1)
     assert len(await client.history(ID)) > len(["the calls", "and", "their", "results"])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,29 @@ def test_a_conversation(url: str) -> None:
         assert isinstance(copy, sync.ConversationHandle)
         assert copy.conversation_id == "copy"
         assert {each.conversation_id for each in client.list_conversations()} == {"c", "copy"}
+
+
+def test_a_listing_is_read_by_one_call_for_each_page(client: sync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = ["a", "b", "c"]
+    for name in ids:
+        client.start(greet, "Ada", instance_id=name).wait(timeout=30)
+    loop, calls = current_loop(), []
+    plain = loop.run
+
+    def run(function: Any, *args: Any) -> Any:
+        calls.append(function)
+        return plain(function, *args)
+
+    monkeypatch.setattr(loop, "run", run)
+    assert sorted(each.instance_id for each in client.list_instances()) == ids
+    assert len(calls) == len(["the listing", "its page", "its end"])
+    assert [each.event_id for each in client.history("a")][:2] == [1, 2]
+    page = client.list_instances().page(limit=2)
+    rest = client.list_instances().page(page.next, limit=2)
+    assert sorted(each.instance_id for each in (*page.items, *rest.items)) == ids
+    assert rest.next is None
+    with pytest.raises(UnknownInstance):
+        next(client.history("no"))
 
 
 def test_a_schedule(client: sync.Client) -> None:

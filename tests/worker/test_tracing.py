@@ -191,7 +191,7 @@ async def test_a_replay_on_another_worker_makes_no_span_again(spans: InMemorySpa
     async with Env(app, workers=2, always_replay=True) as env:
         run = await env.client.start(answering, "s")
         assert await run.ask(Question("abc")) == "6"
-        (held,) = await env.client.sessions_page()
+        (held,) = await env.client.sessions()
         await env.crash(held.worker_id, restart=False)
         assert await run.ask(Question("abcd")) == "8"
         await run.raise_event(Question("end"))
@@ -237,7 +237,7 @@ async def test_the_first_attempt_after_a_move_says_why_and_is_apart_unless_the_s
     async with Env(app, workers=2) as env:
         run = await env.client.start(answering, "s")
         await run.ask(Question("one"))
-        (held,) = await env.client.sessions_page()
+        (held,) = await env.client.sessions()
         other = "worker-1" if held.worker_id == "worker-0" else "worker-0"
         await env.move("s", other)
         await run.ask(Question("two"))

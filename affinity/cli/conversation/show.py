@@ -14,7 +14,7 @@ from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
-from affinity.client import Client, ConversationInfo, ConversationPage, ConversationRequest, RequestPage
+from affinity.client import Client, ConversationInfo, ConversationRequest
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
@@ -63,12 +63,7 @@ def list_conversations(shell: Shell, *, page: PageOptions, labels: Sequence[tupl
     """
     where["labels"] = labels_of(labels)
 
-    async def read(client: Client) -> ConversationPage:
-        if page.everything:
-            return ConversationPage(items=[each async for each in client.list_conversations(**where)], next=None)
-        return await client.list_conversations_page(**where, limit=page.limit, after=page.after)
-
-    found = with_client(shell, read)
+    found = with_client(shell, lambda client: page.read(client.list_conversations(**where)))
     shell.show(found, lambda: table(_COLUMNS, map(_row, found.items), empty="no conversations"))
     shell.show_cursor(found.next)
 
@@ -134,12 +129,7 @@ def requests(
         return
     where["labels"] = labels_of(labels)
 
-    async def read(client: Client) -> RequestPage:
-        if page.everything:
-            return RequestPage(items=[each async for each in client.requests(**where)], next=None)
-        return await client.requests_page(**where, limit=page.limit, after=page.after)
-
-    inbox = with_client(shell, read)
+    inbox = with_client(shell, lambda client: page.read(client.requests(**where)))
     shell.show(inbox, lambda: table(_INBOX, map(_inbox_row, inbox.items), empty="no requests"))
     shell.show_cursor(inbox.next)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -10,10 +9,8 @@ import click
 from affinity.cli.output import compact, pairs, table
 from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
-from affinity.client import Client
-from affinity.client.views import read_cursor
 from affinity.records import SessionSummary
-from affinity.session import SessionPage, readable
+from affinity.session import readable
 
 _COLUMNS: Final = ("SESSION", "KIND", "NAME", "SIZE", "SCHEMA", "VERSION", "HOLDER", "PARENT", "UPDATED", "LABELS")
 
@@ -29,20 +26,13 @@ def list_records(shell: Shell, *, page: PageOptions, **chosen: Any) -> None:
       affinity sessions list --holder worker-0 --updated-after 2026-07-31
       affinity sessions list --idle-for 30d --all --json | jq -r '.sessions[].session_id'
     """
-    where = replace(filter_of(chosen), after=None if page.after is None else read_cursor(page.after))
-
-    async def read(client: Client) -> SessionPage:
-        if page.everything:
-            return SessionPage(items=[record async for record in client.session_manager.list(where)], next=None)
-        return await client.session_manager.page(where, limit=page.limit)
-
-    found = with_client(shell, read)
-    cursor = None if found.next is None else f"{found.next[0].isoformat()}/{found.next[1]}"
+    where = filter_of(chosen)
+    found = with_client(shell, lambda client: page.read(client.session_manager.list(where)))
     shell.show(
-        {"sessions": [*map(_document, found.items)], "next": cursor},
+        {"sessions": [*map(_document, found.items)], "next": found.next},
         lambda: table(_COLUMNS, map(_row, found.items), empty="no records"),
     )
-    shell.show_cursor(cursor)
+    shell.show_cursor(found.next)
 
 
 def _document(record: SessionSummary) -> dict[str, Any]:

@@ -16,6 +16,6 @@ async def audit(client: Client, query: Query, payloads: Payloads) -> dict[str, A
     if outcome := query.get("outcome"):
         where["succeeded"] = outcome == "done"
     return {
-        "page": await client.audit_page(**where, after=query.get("after") or None, limit=ROWS),
+        "page": await client.audit(**where).page(query.get("after") or None, limit=ROWS),
         "say": payloads.text,
     }

@@ -106,7 +106,7 @@ async def conversations(client: Client, query: Query, payloads: Payloads) -> dic
     where |= {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
     looks = where.keys() & {"status", "updated_since", "updated_before"}
     most = LOOKED_AT if looks else None
-    page = await client.list_conversations_page(**where, most=most, after=query.get("after") or None, limit=ROWS)
+    page = await client.list_conversations(**where, most=most).page(query.get("after") or None, limit=ROWS)
     return {
         "page": page,
         "looked_at": LOOKED_AT if looks and len(page.items) < ROWS else None,
@@ -161,7 +161,7 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
             (each, "" if each.error is None else payloads.text("error", each.error.type, each.error.message))
             for each in await talk.wakes(newest_first=True, limit=10)
         ],
-        "children": (await client.list_conversations_page(parent=found.conversation_id, limit=ROWS)).items,
+        "children": (await client.list_conversations(parent=found.conversation_id).page(limit=ROWS)).items,
         "forks": await _forks(client, [own, *ancestors]),
     }
 
@@ -332,7 +332,7 @@ async def approvals(client: Client, query: Query, payloads: Payloads) -> dict[st
     """A page of the requests that wait for an answer: first the ones that expire first."""
     where: dict[str, Any] = given(query, "owner", "prefix")
     where["kinds"] = list(given(query, "kind").values())
-    page = await client.requests_page(**where, by_expiry=True, after=query.get("after") or None, limit=ROWS)
+    page = await client.requests(**where, by_expiry=True).page(query.get("after") or None, limit=ROWS)
     rows = [
         _row(each.conversation_id, each.request_id, each.event, each, payloads, owner=each.owner, title=each.title)
         for each in page.items

@@ -64,13 +64,13 @@ async def matching(client: Client, query: Query, status: Collection[InstanceStat
     wanted = [each for each in status if each in where.get("status", status)]
     if not wanted:
         return []
-    page = await client.list_page(**{**where, "status": wanted}, limit=MAX_MATCHING)
+    page = await client.list_instances(**{**where, "status": wanted}).page(limit=MAX_MATCHING)
     return [each.instance_id for each in page.items]
 
 
 async def instances(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the instances that fit, newest first; with ``count`` how many an action on the list would change."""
-    page = await client.list_page(**conditions(query), after=query.get("after") or None, limit=ROWS)
+    page = await client.list_instances(**conditions(query)).page(query.get("after") or None, limit=ROWS)
     counts = {}
     if query.get("count"):
         counts = {name: len(await matching(client, query, status)) for name, status in TOGETHER.items()}
@@ -143,7 +143,7 @@ async def _gantt(
 
 async def _events(client: Client, instance_id: str, after: int, limit: int = EVENTS) -> Sequence[HistoryRecord]:
     events: list[HistoryRecord] = []
-    async for each in client.iter_history(instance_id, after=after):
+    async for each in client.history(instance_id, after=after):
         events.append(each)
         if len(events) == limit:
             break

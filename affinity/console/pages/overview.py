@@ -27,19 +27,19 @@ POISONED: Final = "OrchestrationPoisoned"
 
 async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """All of it; each list and count is bounded."""
-    newest = await client.list_conversations_page(limit=100)
+    newest = await client.list_conversations().page(limit=100)
     workers = await client.workers()
-    suspended = (await client.list_page(status=["suspended"], limit=FEW)).items
+    suspended = (await client.list_instances(status=["suspended"]).page(limit=FEW)).items
     return {
         "statistics": await client.statistics(limit=COUNTED, every_instance=False),
         "counted": COUNTED,
         "workers": _summary(workers),
         "differences": code_differences(workers),
         "unserved": await client.unserved_work(limit=SAMPLED),
-        "requests": (await client.requests_page(limit=FEW)).items,
+        "requests": (await client.requests().page(limit=FEW)).items,
         "suspended": suspended,
-        "poisoned": (await client.list_page(reason=POISONED, limit=FEW)).items if suspended else [],
-        "failed": (await client.list_page(status=["failed"], limit=FEW)).items,
+        "poisoned": (await client.list_instances(reason=POISONED).page(limit=FEW)).items if suspended else [],
+        "failed": (await client.list_instances(status=["failed"]).page(limit=FEW)).items,
         "failed_conversations": [each for each in newest.items if each.status == "failed"][:FEW],
         "say": payloads.text,
         **await _moves(client),

@@ -8,7 +8,6 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from affinity.client import Client, ConversationInfo, Instance, SessionLife
-from affinity.client.views import read_cursor
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
@@ -24,13 +23,14 @@ EXPORT: Final = "session.jsonl"
 async def sessions(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the leases, by id, as a map and as rows; and how many each worker holds."""
     worker = query.get("worker") or None
-    rows = await client.sessions_page(worker_id=worker, after=query.get("after"), limit=ROWS)
+    page = await client.sessions(worker_id=worker).page(query.get("after"), limit=ROWS)
+    rows = page.items
     workers = [one for one in await client.workers() if one.alive]
     return {
         "sessions": rows,
         "map": {one.worker_id: [row for row in rows if _holds(one.worker_id, row)] for one in workers},
         "free": [row for row in rows if not row.held],
-        "more": rows[-1].session_id if len(rows) == ROWS else None,
+        "more": page.next,
         "workers": workers,
         "takers": [one for one in workers if not one.draining],
     }
@@ -49,10 +49,8 @@ async def records(client: Client, query: Query, payloads: Payloads) -> dict[str,
     where |= {name: True for name in ("orphaned", "heads") if query.get(name)}
     where |= {name: time_of(query, name) for name in given(query, "updated_after", "created_after")}
     where |= {name: number(query, name) for name in given(query, "schema_version", "idle_for")}
-    after = read_cursor(query["after"]) if query.get("after") else None
-    found = await client.session_manager.page(SessionFilter(**where, after=after), limit=ROWS)
-    at, session_id = found.next or (None, "")
-    return {"records": found.items, "more": at and f"{at.isoformat()}/{session_id}"}
+    found = await client.session_manager.list(SessionFilter(**where)).page(query.get("after") or None, limit=ROWS)
+    return {"records": found.items, "more": found.next}
 
 
 async def session(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -81,8 +79,8 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "exported": payloads.has(EXPORT),
         "label": RESOURCE_LABEL,
         "resources": {} if record is None else _resources(record),
-        "children": (await client.session_manager.page(SessionFilter(parent=session_id), limit=ROWS)).items,
-        "instances": (await client.list_page(session_id=session_id, limit=ROWS)).items,
+        "children": (await client.session_manager.list(SessionFilter(parent=session_id)).page(limit=ROWS)).items,
+        "instances": (await client.list_instances(session_id=session_id).page(limit=ROWS)).items,
         "workers": [one for one in (await client.load()).workers if not one.draining],
     }
 

@@ -30,7 +30,7 @@ async def explain(client: Client, instance_id: str) -> str:
 
 async def describe(client: Client) -> str:
     """The instances, running ones first: their histories, and what they wait for."""
-    page = await client.list_page(limit=MAX_PAGE)
+    page = await client.list_instances().page(limit=MAX_PAGE)
     instances = sorted(page.items, key=lambda each: each.finished)
     lines = [f"{len(instances)} instances; by the virtual clock:"] if len(instances) > SHOWN else []
     for instance in instances[:SHOWN]:
