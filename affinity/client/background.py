@@ -17,13 +17,13 @@ import anyio
 from affinity.async_block import AsyncBlock
 from affinity.audit import ACTING
 from affinity.client.calls import batches, retry, unknown_instance
-from affinity.client.hints import HintSender
 from affinity.client.journals import Journals
 from affinity.client.replies import Replies
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
+from affinity.provider.hint_sender import HintSender
 from affinity.tasks import BackgroundTask, check_loop, close_dropped
 from affinity.user_code import refuse_in_orchestration
 

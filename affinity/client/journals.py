@@ -15,10 +15,9 @@ from typing import Final
 import anyio
 from cachetools import LRUCache
 
-from affinity.client.batching import Batcher
+from affinity.batching import Batcher
 from affinity.client.calls import retry_on
 from affinity.client.changes import AllChanges, Changes, ChangeScope
-from affinity.client.hints import HintSender
 from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
@@ -42,6 +41,7 @@ from affinity.journal import (
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider, merge_changes
+from affinity.provider.hint_sender import HintSender
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import anyio
 
-from affinity.client.batching import Batcher
+from affinity.batching import Batcher
 from affinity.client.calls import unknown_instance
 from affinity.client.changes import Change
-from affinity.client.hints import HintSender
 from affinity.client.views import read_error
 from affinity.errors import InstanceExists, NoReply, UnknownInstance
 from affinity.provider.contract import FINISHED, Delivery, Generation, KeyState, MessageKey, NewMessage, Provider
+from affinity.provider.hint_sender import HintSender
 
 
 class Replies:

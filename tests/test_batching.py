@@ -9,8 +9,8 @@ from itertools import pairwise
 import anyio
 import pytest
 
+from affinity.batching import Batcher
 from affinity.client import changes as changes_module
-from affinity.client.batching import Batcher
 from affinity.client.changes import SAFETY_SECONDS, Changes
 from affinity.errors import ClientError, ConnectionLost, DataRefused, LockTimeout
 from affinity.limits import MAX_BATCH
