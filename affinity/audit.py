@@ -11,6 +11,7 @@
   targets has an entry for each.
 * A call that writes and is no action is named as the verb of the provider.
 * A user is stated for one database: calls on another one are not this user's (`acting_on`).
+* Calls of several users may share one call of a verb, and its transaction (`stated_together`): each has its own entry.
 
 Without a user nothing is recorded, and nothing more is sent. An entry has ids, names, an outcome and what a person gave
 as reason; it has no payloads.
@@ -320,7 +321,76 @@ def administrative_entries(
 
 def acting_on(database: str) -> Acting | None:
     """The user who was stated for a database, with the action that is under way there."""
-    return next((acting for acting in reversed(ACTING.get()) if acting.log.database == database), None)
+    return _last_on(database, ACTING.get())
+
+
+def _last_on(database: str, users: Sequence[Acting]) -> Acting | None:
+    return next((acting for acting in reversed(users) if acting.log.database == database), None)
+
+
+class ActingTogether:
+    """The users of a call of a verb that was made for several callers: each caller has one target of it.
+
+    Args:
+        users: in the order of the targets; None: no user is stated.
+    """
+
+    def __init__(self, users: Sequence[Acting | None]) -> None:
+        self._users = users
+        self._made: list[tuple[Acting, Sequence[NewAuditEntry]]] = []
+
+    def entries(self, call: AuditedCall, result: object) -> Sequence[NewAuditEntry]:
+        """See `Acting.entries`; ``result``: for each target."""
+        assert isinstance(result, list | tuple)
+        parts = zip(self._users, self._parts(call), result, strict=True)
+        self._made = [(user, user.entries(part, [outcome])) for user, part, outcome in parts if user]
+        return [entry for _, entries in self._made for entry in entries]
+
+    def expected(self, call: AuditedCall) -> Sequence[ExpectedEntry]:
+        """See `Acting.expected`."""
+        return [
+            replace(entry, first=place, last=place)
+            for place, (user, part) in enumerate(zip(self._users, self._parts(call), strict=True), 1)
+            if user is not None
+            for entry in user.expected(part)
+        ]
+
+    def _parts(self, call: AuditedCall) -> Sequence[AuditedCall]:
+        return [AuditedCall(call.verb, call.kind, [target]) for target in call.targets]
+
+    def committed(self, entries: Sequence[NewAuditEntry]) -> None:
+        """See `Acting.committed`."""
+        for user, made in self._made:
+            user.committed(made)
+
+    async def record(self, entries: Sequence[NewAuditEntry]) -> None:
+        """See `Acting.record`."""
+        for user, made in self._made:
+            await user.record([entry for entry in made if entry in entries])
+
+
+_TOGETHER: Final[ContextVar[Sequence[Sequence[Acting]] | None]] = ContextVar("affinity_acting_together", default=None)
+"""The users who were stated for each of the callers of one call."""
+
+
+@contextmanager
+def stated_together(users: Sequence[Sequence[Acting]]) -> Iterator[None]:
+    """Run the block, a call of a verb, for several callers; ``users``: the value of `ACTING` of each, in the order of
+    the targets.
+    """
+    token = _TOGETHER.set(users)
+    try:
+        yield
+    finally:
+        _TOGETHER.reset(token)
+
+
+def users_on(database: str) -> Acting | ActingTogether | None:
+    """The user, or the users, for whom a verb of a database is called."""
+    if (together := _TOGETHER.get()) is None:
+        return acting_on(database)
+    users = [_last_on(database, each) for each in together]
+    return ActingTogether(users) if any(user is not None for user in users) else None
 
 
 @contextmanager

@@ -1,100 +1,147 @@
-"""Group commit for clients: calls of one verb that are made at the same time share one call of the provider."""
+"""Batches: calls of one verb that are made at the same time share one call of the provider."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
+from contextvars import Context
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from affinity.audit import ACTING
-from affinity.client.calls import FIRST_PAUSE, batches, retry
-from affinity.errors import ClientError, LockTimeout, ProviderError
+import anyio
+
+from affinity.audit import ACTING, Acting, stated_together
+from affinity.errors import LockTimeout, ProviderError
+from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.tasks import check_loop
 
+T = TypeVar("T")
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 
-JOIN_STEPS: Final = 3
-"""Steps of the event loop for which a batch waits for requests that others are about to make."""
+ASIDE_SECONDS: Final = 0.02
+"""Pause before the next attempt of a request that needs a held row."""
+
+
+class Retry(Protocol):
+    """Repeats a call while the database fails."""
+
+    async def __call__(self, verb: Callable[[], Awaitable[T]], *, unless: tuple[type[Exception], ...]) -> T:
+        """Await ``verb()`` until it succeeds, or raises an error that no repetition helps, or one of ``unless``."""
+        ...
 
 
 class _Pending(NamedTuple, Generic[Request, Result]):
     request: Request
     result: asyncio.Future[Result]  # done before there is one: its caller was cancelled
+    users: Sequence[Acting]  # that its caller has stated
 
 
 class Batcher(Generic[Request, Result]):
     """Makes calls of a verb that takes many requests: one at a time, with all requests that came during the one before.
-    No timer is involved. Errors that are transient are retried, as `calls.retry` does for what may be done twice; a
-    request that needs a row which another transaction holds is retried by itself, beside the later calls. For the event
-    loop on which it is made.
+    No timer is involved. A request that needs a row which another transaction holds is repeated by itself, beside the
+    later calls. For the event loop on which it is made.
+
+    Requests of several users share a call too: the audit log has the entry of each.
 
     Args:
-        verb: gives a result for each request, in their order.
+        verb: returns a result for each request, in their order; it may be done twice.
+        retry: repeats it while the database fails.
         size_of: bytes of a request, where they may be large.
+        join_steps: steps of the event loop for which a batch waits for requests that others are about to make.
+        owner: what has opened it, for errors.
+        closed: makes the error of requests that have no result when it is closed; None: they are cancelled.
     """
 
     def __init__(
-        self, verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]], size_of: Callable[[Request], int]
+        self,
+        verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]],
+        retry: Retry,
+        *,
+        owner: str,
+        size_of: Callable[[Request], int] = lambda _: 0,
+        join_steps: int = 0,
+        closed: Callable[[], Exception] | None = None,
     ) -> None:
-        self._verb = verb
-        self._size_of = size_of
+        self._verb, self._retry, self._size_of = verb, retry, size_of
+        self._owner, self._join_steps, self._closed_error = owner, join_steps, closed
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Pending[Request, Result]] = deque()
-        self._arrived = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None  # while there are requests
         self._closed = False
         self._aside = set[asyncio.Task[None]]()  # calls for one request each, which needs a held row
 
     def submit(self, request: Request) -> asyncio.Future[Result]:
-        """The result, to be awaited. When the caller is cancelled before the request was sent, it is never sent.
+        """Return the result, to be awaited. If the caller is cancelled before the request is sent, it is never sent.
 
         The future raises:
             ProviderError: as the verb, after the retries.
-            ClientError: the client was closed.
+            Exception: as ``closed`` makes it.
 
         Raises:
             WrongEventLoop: the caller does not run on its loop.
         """
-        check_loop(self._loop, "client")
-        if ACTING.get() and not self._closed:
-            return self._loop.create_task(self._call_alone(request))
-        result: asyncio.Future[Result] = self._loop.create_future()
+        check_loop(self._loop, self._owner)
+        pending = _Pending[Request, Result](request, self._loop.create_future(), ACTING.get())
         if self._closed:
-            result.set_exception(_closed())
+            self._give_up(pending)
+            return pending.result
+        self._queue.append(pending)
+        if self._task is None:
+            self._task = self._start(self._run())
+        return pending.result
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin a task without the context of the caller: it works for others too."""
+        return self._loop.create_task(work, context=Context())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End the calls. Requests that have no result get none, and neither do later ones."""
+        self._closed = True
+        while self._queue:
+            self._give_up(self._queue.popleft())
+        running = [*self._aside] if self._task is None else [*self._aside, self._task]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def _give_up(self, pending: _Pending[Request, Result]) -> None:
+        if pending.result.done():
+            return
+        if self._closed_error is None:
+            pending.result.cancel()
         else:
-            self._queue.append(_Pending(request, result))
-            self._arrived.set()
-        return result
+            pending.result.set_exception(self._closed_error())
 
-    async def _call_alone(self, request: Request) -> Result:
-        """In the task of the caller, whose user the audit log names."""
-        (result,) = await retry(partial(self._verb, [request]))
-        return result
-
-    async def run(self) -> None:
-        """Make calls until cancelled."""
-        batch: Sequence[_Pending[Request, Result]] = []
+    async def _run(self) -> None:
+        """Make calls while there are requests."""
+        left: Sequence[_Pending[Request, Result]] = []
         try:
-            while True:
-                if not self._queue:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-                for _ in range(JOIN_STEPS):
+            while self._queue:
+                for _ in range(self._join_steps):
                     await asyncio.sleep(0)  # a checkpoint of anyio costs some times as much
-                for batch in batches(self._take(), lambda each: self._size_of(each.request)):
+                left = self._take()
+                for batch in batches(left, lambda pending: self._size_of(pending.request)):
                     await self._call(batch)
+        except asyncio.CancelledError:
+            for pending in left:
+                self._give_up(pending)
+            raise
         finally:
-            self._closed = True
-            for task in self._aside:
-                task.cancel()
-            for each in (*batch, *self._queue):
-                if not each.result.done():
-                    each.result.set_exception(_closed())
+            self._task = None
 
     def _take(self) -> Sequence[_Pending[Request, Result]]:
-        taken = [each for each in self._queue if not each.result.done()]
+        taken = [pending for pending in self._queue if not pending.result.done()]
         self._queue.clear()
         return taken
 
@@ -102,7 +149,7 @@ class Batcher(Generic[Request, Result]):
         self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...] = (LockTimeout,)
     ) -> None:
         try:
-            results = await retry(partial(self._verb, [each.request for each in batch]), unless=unless)
+            results = await self._call_verb(batch, unless)
         except LockTimeout as error:
             if len(batch) == 1 and unless:
                 self._call_aside(batch[0])
@@ -112,9 +159,16 @@ class Batcher(Generic[Request, Result]):
         except Exception as error:
             await self._handle_failure(batch, error)
             return
-        for each, result in zip(batch, results, strict=True):
-            if not each.result.done():
-                each.result.set_result(result)
+        for pending, result in zip(batch, results, strict=True):
+            if not pending.result.done():
+                pending.result.set_result(result)
+
+    async def _call_verb(
+        self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...]
+    ) -> Sequence[Result]:
+        has_users = any(pending.users for pending in batch)
+        with stated_together([pending.users for pending in batch]) if has_users else nullcontext():
+            return await self._retry(partial(self._verb, [pending.request for pending in batch]), unless=unless)
 
     async def _handle_failure(self, batch: Sequence[_Pending[Request, Result]], error: Exception) -> None:
         """Give everyone the error, unless one request may be at fault: then each half is tried by itself."""
@@ -124,23 +178,33 @@ class Batcher(Generic[Request, Result]):
             for half in (batch[:middle], batch[middle:]):
                 await self._call(half)
             return
-        for each in batch:
-            if not each.result.done():
-                each.result.set_exception(error)
+        for pending in batch:
+            if not pending.result.done():
+                pending.result.set_exception(error)
 
-    def _call_aside(self, one: _Pending[Request, Result]) -> None:
-        task = self._loop.create_task(self._finish(one))
+    def _call_aside(self, pending: _Pending[Request, Result]) -> None:
+        task = self._start(self._finish(pending))
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
-    async def _finish(self, one: _Pending[Request, Result]) -> None:
-        await asyncio.sleep(FIRST_PAUSE)
+    async def _finish(self, pending: _Pending[Request, Result]) -> None:
         try:
-            await self._call([one], unless=())
-        finally:
-            if not one.result.done():
-                one.result.set_exception(_closed())
+            await asyncio.sleep(ASIDE_SECONDS)
+            await self._call([pending], unless=())
+        except asyncio.CancelledError:
+            self._give_up(pending)
+            raise
 
 
-def _closed() -> ClientError:
-    return ClientError("the client was closed during the call")
+def batches(items: Sequence[T], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sequence[T]]:
+    """Return the items in pieces of at most `MAX_BATCH`, and `MAX_BATCH_BYTES` by ``size_of`` if there are several."""
+    batch: list[T] = []
+    size = 0
+    for item in items:
+        size += size_of(item)
+        if batch and (len(batch) == MAX_BATCH or size > MAX_BATCH_BYTES):
+            yield batch
+            batch, size = [], size_of(item)
+        batch.append(item)
+    if batch:
+        yield batch

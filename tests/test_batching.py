@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from itertools import pairwise
+from typing import Any
 
 import anyio
 import pytest
 
 from affinity.batching import Batcher
 from affinity.client import changes as changes_module
+from affinity.client.calls import client_batcher
 from affinity.client.changes import SAFETY_SECONDS, Changes
 from affinity.errors import ClientError, ConnectionLost, DataRefused, LockTimeout
 from affinity.limits import MAX_BATCH
@@ -39,11 +42,8 @@ class Verb:
 
 @asynccontextmanager
 async def running(verb: Verb) -> AsyncIterator[Batcher[int, int]]:
-    batcher = Batcher[int, int](verb.double, lambda _: 0)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(batcher.run)
+    async with client_batcher(verb.double) as batcher:
         yield batcher
-        tasks.cancel_scope.cancel()
 
 
 async def test_calls_during_a_call_go_together_with_the_next() -> None:
@@ -118,6 +118,37 @@ async def test_calls_of_a_client_that_is_closed_raise() -> None:
     for each in (sent, waiting, late):
         with pytest.raises(ClientError, match="closed"):
             await each
+
+
+async def test_the_requests_of_a_worker_that_has_ended_are_cancelled() -> None:
+    verb = Verb()
+    verb.gate = anyio.Event()
+
+    async def call(work: Callable[[], Awaitable[Any]], *, unless: object) -> Any:
+        return await work()
+
+    batcher = Batcher(verb.double, call, owner="worker")
+    sent = batcher.submit(1)
+    await anyio.wait_all_tasks_blocked()
+    waiting = batcher.submit(2)
+    await batcher.aclose()
+    assert [each.cancelled() for each in (sent, waiting, batcher.submit(3))] == [True] * 3
+    assert verb.calls == [[1]]
+
+
+async def test_a_call_has_no_context_of_a_caller() -> None:
+    """It works for others too."""
+    seen: list[str | None] = []
+    caller = ContextVar[str | None]("caller", default=None)
+
+    async def note(numbers: Sequence[int]) -> Sequence[int]:
+        seen.append(caller.get())
+        return numbers
+
+    caller.set("ann")
+    async with client_batcher(note) as batcher:
+        assert await batcher.submit(1) == 1
+    assert seen == [None]
 
 
 class Watch:

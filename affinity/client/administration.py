@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 import anyio
 
 from affinity.audit import action
+from affinity.batching import batches
 from affinity.client.calls import (
     PruneProgress,
-    batches,
     check_deletion,
     check_quotas,
     check_resumption,

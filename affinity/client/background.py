@@ -16,7 +16,8 @@ import anyio
 
 from affinity.async_block import AsyncBlock
 from affinity.audit import ACTING
-from affinity.client.calls import batches, retry, unknown_instance
+from affinity.batching import batches
+from affinity.client.calls import retry, unknown_instance
 from affinity.client.journals import Journals
 from affinity.client.replies import Replies
 from affinity.errors import ClientError, ProviderError

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import fields
 from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
 from affinity import errors
+from affinity.batching import Batcher
 from affinity.errors import UnknownInstance
-from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES, MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer, is_number
+from affinity.limits import MAX_QUOTA, MAX_UNREAD_EVENTS, check_integer, is_number
 from affinity.provider.contract import NO_QUOTAS, Deletion, Delivery, Quotas, Resumption
 from affinity.tasks import check_loop
 
 T = TypeVar("T")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 PruneProgress: TypeAlias = Callable[[int], None]
 """Called after each step of pruning with the numbers removed so far: instances, executions, entries of journals."""
@@ -27,6 +30,9 @@ RETRY_SECONDS: Final = 15.0
 
 FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
+
+JOIN_STEPS: Final = 3
+"""Steps of the event loop for which a batch waits for requests that others are about to make."""
 
 LONGEST_PAUSE: Final = 1.0
 """Longest pause in seconds before any attempt."""
@@ -82,18 +88,15 @@ async def retry_on(
     return await retry(verb, idempotent=idempotent)
 
 
-def batches(items: Sequence[T], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sequence[T]]:
-    """The items in pieces of at most `MAX_BATCH`, and `MAX_BATCH_BYTES` by ``size_of`` if there are several."""
-    batch: list[T] = []
-    size = 0
-    for item in items:
-        size += size_of(item)
-        if batch and (len(batch) == MAX_BATCH or size > MAX_BATCH_BYTES):
-            yield batch
-            batch, size = [], size_of(item)
-        batch.append(item)
-    if batch:
-        yield batch
+def client_batcher(
+    verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]], size_of: Callable[[Request], int] = lambda _: 0
+) -> Batcher[Request, Result]:
+    """Return a `Batcher` of a client, whose calls may be done twice."""
+    return Batcher(verb, retry, owner="client", size_of=size_of, join_steps=JOIN_STEPS, closed=_closed)
+
+
+def _closed() -> errors.ClientError:
+    return errors.ClientError("the client was closed during the call")
 
 
 def unknown_instance(instance_id: str) -> UnknownInstance:

@@ -15,11 +15,12 @@ from pydantic_core import to_json
 
 from affinity import errors
 from affinity.audit import action
+from affinity.batching import batches
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
 from affinity.client.audit import AuditCalls
 from affinity.client.background import IsAwaited, has_ended
-from affinity.client.calls import batches, check_delivery, check_timeout, retry, retry_on, unknown_instance
+from affinity.client.calls import check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
 from affinity.client.inbox import RequestCalls
 from affinity.client.registered import RegisteredCalls

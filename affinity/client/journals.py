@@ -15,10 +15,8 @@ from typing import Final
 import anyio
 from cachetools import LRUCache
 
-from affinity.batching import Batcher
-from affinity.client.calls import retry_on
+from affinity.client.calls import client_batcher, retry_on
 from affinity.client.changes import AllChanges, Changes, ChangeScope
-from affinity.errors import ProviderError
 from affinity.journal import (
     Appended,
     CreationResult,
@@ -40,7 +38,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint
-from affinity.provider.contract.journal_side import JournalProvider, merge_changes
+from affinity.provider.contract.journal_side import JournalProvider
 from affinity.provider.hint_sender import HintSender
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -73,18 +71,17 @@ class Journals:
         self._provider = provider
         self._hints = hints
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
-        self._appends = Batcher[JournalAppend, Appended](self._append, _size_of_append)
-        self._reads = Batcher[JournalQuery, JournalPage | None](provider.read_journal, lambda _: 0)
+        self._appends = client_batcher(self._append, _size_of_append)
+        self._reads = client_batcher(provider.read_journal)
         self._changes = Changes(provider.watch_journals, self._on_hint)
         self._known = LRUCache[str, _KnownJournal](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
-        self._changed: dict[str, bool] = {}  # by session, whether by more than inputs
-        self._notice = asyncio.Event()
+        self._notices = HintSender(provider, delay=NOTIFY_SECONDS)
 
     async def run(self) -> None:
         """Do the work until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            for work in (self._appends.run, self._reads.run, self._changes.run, self._send_notices):
+        async with self._appends, self._reads, anyio.create_task_group() as tasks:
+            for work in (self._changes.run, self._notices.run):
                 tasks.start_soon(work)
 
     @property
@@ -176,14 +173,14 @@ class Journals:
         (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
         if result.outcome == "created":
             self._hints.notify_all()
-            self._notify({creation.session_id: True})
+            self._notices.notify_readers({creation.session_id: True})
         return result
 
     async def describe(self, session_id: str, kind: str, changes: Description) -> bool:
         """See `JournalProvider.describe_journal`."""
         _check(session_id, kind, changes)
         found = await self._retry(partial(self._provider.describe_journal, session_id, kind, changes))
-        self._notify({session_id: True})
+        self._notices.notify_readers({session_id: True})
         return found
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
@@ -209,7 +206,7 @@ class Journals:
         """See `JournalProvider.delete_journal`."""
         _check(*session_ids)
         deleted = await self._retry(partial(self._provider.delete_journal, session_ids), idempotent=False)
-        self._notify(dict.fromkeys(session_ids, True))
+        self._notices.notify_readers(dict.fromkeys(session_ids, True))
         return deleted
 
     async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
@@ -234,8 +231,9 @@ class Journals:
                 append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.unparked
             ]
             self._hints.notify_owners([append.session_id for append in sent if append.message is not None])
-        self._notify({append.session_id: False for append in added if append.entry and append.entry.is_input})
-        self._notify({append.session_id: True for append in added if not (append.entry and append.entry.is_input)})
+        for append in added:
+            is_input = append.entry is not None and append.entry.is_input
+            self._notices.notify_readers({append.session_id: not is_input})
         return found
 
     def _expect_holder(self, appends: Sequence[JournalAppend]) -> str | None:
@@ -250,30 +248,12 @@ class Journals:
                 known.is_quiet = False
         return expected
 
-    def _notify(self, changed: Mapping[str, bool]) -> None:
-        """Notify the readers of all processes, soon."""
-        merge_changes(self._changed, changed)
-        self._notice.set()
-
     def _on_hint(self, changed: Mapping[str, bool]) -> None:
         for session_id, of_wake in changed.items():
             if of_wake:
-                self._changed.pop(session_id, None)
+                self._notices.forget_readers(session_id)
                 if (known := self._known.get(session_id)) is not None:
                     known.is_quiet = True
-
-    async def _send_notices(self) -> None:
-        while True:
-            await self._notice.wait()
-            await anyio.sleep(NOTIFY_SECONDS)
-            changed, self._changed = self._changed, {}
-            self._notice.clear()
-            try:
-                for only_inputs in (False, True):
-                    session_ids = [each for each, of_more in changed.items() if of_more is not only_inputs]
-                    await self._provider.notify_journals(session_ids, only_inputs=only_inputs)
-            except ProviderError as error:
-                logger.debug("a change of a journal was not announced: %s", error)
 
 
 def _check(*texts: object) -> None:

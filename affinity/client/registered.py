@@ -15,8 +15,9 @@ from typing import Any, Final
 import anyio
 from pydantic_core import from_json
 
+from affinity.batching import batches
 from affinity.client.background import ClientBase
-from affinity.client.calls import batches, retry
+from affinity.client.calls import retry
 from affinity.client.misfits import find_misfit
 from affinity.errors import NotRegistered, NotSerializable, ProviderError
 from affinity.explain.names import ORCHESTRATIONS, described, is_registered

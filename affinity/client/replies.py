@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from affinity.batching import Batcher
-from affinity.client.calls import unknown_instance
+from affinity.client.calls import client_batcher, unknown_instance
 from affinity.client.changes import Change
 from affinity.client.views import read_error
 from affinity.errors import InstanceExists, NoReply, UnknownInstance
@@ -22,14 +21,13 @@ class Replies:
     def __init__(self, provider: Provider, hints: HintSender) -> None:
         self._provider = provider
         self._hints = hints
-        self._sends = Batcher[NewMessage, Delivery](self._send, lambda message: len(message.payload))
-        self._reads = Batcher[MessageKey, KeyState | None](provider.get_replies, lambda _: 0)
+        self._sends = client_batcher(self._send, lambda message: len(message.payload))
+        self._reads = client_batcher(provider.get_replies)
 
     async def run(self) -> None:
         """Do the work until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._sends.run)
-            tasks.start_soon(self._reads.run)
+        async with self._sends, self._reads:
+            await anyio.sleep_forever()
 
     @property
     def timeline(self) -> str:

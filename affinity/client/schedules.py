@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, overload
 
 from affinity.audit import action
-from affinity.client.calls import batches, check_delivery, retry
+from affinity.batching import batches
+from affinity.client.calls import check_delivery, retry
 from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.explain import TickReason, explain_schedule

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from pydantic_core import from_json, to_json
 
-from affinity.client.calls import batches
+from affinity.batching import batches
 from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, problem_of
 from affinity.journal import StreamPart
 from affinity.limits import (

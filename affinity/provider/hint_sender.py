@@ -1,78 +1,125 @@
-"""The hints of a client: it notifies workers of the rows that it has queued for them."""
+"""Hints that are sent in the background: to workers, and to the readers of journals."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import anyio
 
 from affinity.errors import ProviderError
-from affinity.provider.contract import Hint, Provider
+from affinity.provider.contract import Hint
+from affinity.provider.contract.journal_side import JournalProvider, merge_changes
 
-logger: logging.Logger = logging.getLogger("affinity.client")
+logger: logging.Logger = logging.getLogger("affinity.provider")
 
 FLUSH_TIMEOUT: Final = 1.0
-"""How long a client that closes tries to send its last hint; without it, workers find the work at their next poll."""
+"""Longest time in seconds that `HintSender.flush` takes; without the hint, workers find the work at their next poll."""
+
+
+@dataclass(slots=True)
+class _Hints:
+    workers: dict[str | None, Hint] = field(default_factory=dict)  # None: all
+    owners_of: set[str] = field(default_factory=set)  # instances
+    journals: dict[str, bool] = field(default_factory=dict)  # by session, whether by more than inputs
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether one journal is all that has changed."""
+        return len(self.journals) == 1 and not self.workers and not self.owners_of
+
+    def add(self, other: _Hints) -> None:
+        for worker, hint in other.workers.items():
+            self.workers[worker] = hint.merge(self.workers.get(worker))
+        self.owners_of |= other.owners_of
+        merge_changes(self.journals, other.journals)
 
 
 class HintSender:
-    """Sends hints to workers: in the background, and one hint for many calls."""
+    """Sends hints: those that come during a call, or in a pause, go together. A hint that fails is not sent again: it
+    may be lost.
 
-    def __init__(self, provider: Provider) -> None:
+    Args:
+        provider: sends them.
+        delay: seconds before each call.
+        pause: seconds behind each call.
+        lone_pause: the same behind a notice of one journal alone.
+    """
+
+    def __init__(
+        self, provider: JournalProvider, *, delay: float = 0.0, pause: float = 0.0, lone_pause: float | None = None
+    ) -> None:
         self._provider = provider
-        self._for_all: Hint | None = None
-        self._instances: set[str] = set()
-        self._holders: set[str] = set()
-        self._pending = anyio.Event()
+        self._delay, self._pause = delay, pause
+        self._lone_pause = pause if lone_pause is None else lone_pause
+        self._waiting = _Hints()
+        self._came = anyio.Event()
 
     def notify_all(self, *, cancel: bool = False) -> None:
         """Notify workers of work that any of them may take; ``cancel`` says that running work may have been removed."""
-        self._for_all = Hint(cancel=cancel).merge(self._for_all)
-        self._pending.set()
+        self.notify(None, Hint(cancel=cancel))
+
+    def notify(self, worker_id: str | None, hint: Hint) -> None:
+        """Send a hint to a worker; None: to all."""
+        self._waiting.workers[worker_id] = hint.merge(self._waiting.workers.get(worker_id))
+        self._came.set()
 
     def notify_owners(self, instance_ids: Iterable[str]) -> None:
         """Notify the workers that own these instances."""
-        self._instances.update(instance_ids)
-        if self._instances:
-            self._pending.set()
+        self._waiting.owners_of.update(instance_ids)
+        if self._waiting.owners_of:
+            self._came.set()
 
     def notify_holder(self, worker_id: str | None) -> None:
         """Notify the worker that holds the session of new work; None: no worker does."""
-        if worker_id is None:
-            return self.notify_all()
-        self._holders.add(worker_id)
-        self._pending.set()
+        self.notify(worker_id, Hint(only_own=worker_id is not None))
+
+    def notify_readers(self, changed: Mapping[str, bool]) -> None:
+        """Notify the readers of journals, by session; the value says whether by more than inputs."""
+        merge_changes(self._waiting.journals, changed)
+        if self._waiting.journals:
+            self._came.set()
+
+    def forget_readers(self, session_id: str) -> None:
+        """Do not notify the readers of a journal: somebody else has."""
+        self._waiting.journals.pop(session_id, None)
 
     async def run(self) -> None:
         """Send hints until cancelled."""
         while True:
-            await self._pending.wait()
-            await self._send()
+            await self._came.wait()
+            if self._delay:
+                await anyio.sleep(self._delay)
+            if pause := self._lone_pause if await self._send() else self._pause:
+                await anyio.sleep(pause)
 
     async def flush(self) -> None:
-        """Send the pending hint, if there is one."""
+        """Send the hints that wait, if there are any."""
         with anyio.move_on_after(FLUSH_TIMEOUT, shield=True):
-            if self._pending.is_set():
+            if self._came.is_set():
                 await self._send()
 
-    async def _send(self) -> None:
-        pending, self._pending = self._pending, anyio.Event()
-        for_all, self._for_all = self._for_all, None
-        instances, self._instances = self._instances, set()
-        holders, self._holders = self._holders, set()
+    async def _send(self) -> bool:
+        """Send what waits; returns whether that was a notice of one journal alone."""
+        self._came = anyio.Event()
+        hints, self._waiting = self._waiting, _Hints()
+        owners_of = set[str]() if None in hints.workers else hints.owners_of  # else they are among all
         try:
-            if for_all is not None:
-                await self._provider.notify_workers({None: for_all})
-            else:
-                await self._provider.notify_workers(dict.fromkeys(holders, Hint(only_own=True)), instances)
-        except ProviderError as error:
+            await self._send_journals(hints.journals)
+            if hints.workers or owners_of:
+                await self._provider.notify_workers(hints.workers, owners_of)
+        except ProviderError as error:  # polls find the work, and other loops report the state of the database
             logger.debug("a hint was not sent: %s", error)
         except anyio.get_cancelled_exc_class():  # for `flush`
-            self._pending = pending
-            if for_all is not None:
-                self._for_all = for_all.merge(self._for_all)
-            self._instances |= instances
-            self._holders |= holders
+            self._waiting.add(hints)
+            self._came.set()
             raise
+        return hints.is_lone
+
+    async def _send_journals(self, journals: Mapping[str, bool]) -> None:
+        for only_inputs in (False, True):
+            session_ids = [session_id for session_id, of_more in journals.items() if of_more is not only_inputs]
+            if session_ids:
+                await self._provider.notify_journals(session_ids, only_inputs=only_inputs)

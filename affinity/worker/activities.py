@@ -648,7 +648,7 @@ class ActivityRunner:
                 self._empty = anyio.Event()
                 with anyio.move_on_after(THREAD_POLL if self._threads.left_behind else None):
                     await self._empty.wait()
-        self._journals.close()
+        await self._journals.aclose()
 
     @property
     def stuck(self) -> list[str]:

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeVar
 
+from affinity.batching import Batcher
 from affinity.errors import ProviderError
 from affinity.journal import (
     ActivityWait,
@@ -26,15 +27,22 @@ from affinity.journal import (
     StreamPart,
     WaitEdge,
 )
-from affinity.limits import MAX_BATCH, MAX_PAGE
+from affinity.limits import MAX_PAGE
 from affinity.tasks import ignore_error
 from affinity.worker.services import WorkerServices
+
+T = TypeVar("T")
 
 READ_AHEAD_SECONDS: Final = 0.25
 """Greatest age of inputs that were read ahead: a commit takes less, and an activity that waits for longer reads again.
 """
 
-Read: TypeAlias = Callable[[Sequence[str], int], Awaitable[Sequence[PendingWork | None]]]
+
+class _Wanted(NamedTuple):
+    """A read of the pending work of a session, with so many of its inputs at most."""
+
+    session_id: str
+    limit: int
 
 
 class _Ahead(NamedTuple):
@@ -58,12 +66,12 @@ class WorkerJournals:
         self.monotonic: Callable[[], float] = services.timing.monotonic
         self._notifier = services.notifier
         self._loop = asyncio.get_running_loop()
-        self._pending = SharedReads(self._read_pending)
+        self._pending = Batcher(self._read_pending, self._retry_read, owner="worker")
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         """End the reads for wakes: the worker has ended, so each repetition would fail."""
-        self._pending.close()
+        await self._pending.aclose()
 
     def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:
         """Begin to read the pending work for the next wake of a session, unless it has been ``found``.
@@ -72,7 +80,7 @@ class WorkerJournals:
         """
         self._forget_old()
         self._ahead.pop(session_id, None)
-        answer = found or self._pending.submit(session_id, limit)
+        answer = found or self._submit(session_id, limit)
         self._ahead[session_id] = _Ahead(limit, time.monotonic(), self.monotonic(), answer)
 
     def _forget_old(self) -> None:
@@ -85,7 +93,7 @@ class WorkerJournals:
         """The work for a wake; it may have been read ahead."""
         ahead, now = self._ahead.pop(session_id, None), time.monotonic()
         if ahead is None or ahead.limit != limit or ahead.is_old(now):
-            return await self._pending.submit(session_id, limit)
+            return await self._submit(session_id, limit)
         if isinstance(ahead.answer, PendingWork):
             return ahead.answer
         work = await ahead.answer
@@ -93,8 +101,22 @@ class WorkerJournals:
             return work
         return replace(work, next_due=max(0.0, work.next_due - (self.monotonic() - ahead.due_from)))
 
-    async def _read_pending(self, session_ids: Sequence[str], limit: int) -> Sequence[PendingWork | None]:
-        return await self._retry(partial(self._provider.get_pending, session_ids, limit=limit))
+    def _submit(self, session_id: str, limit: int) -> asyncio.Future[PendingWork | None]:
+        answer = self._pending.submit(_Wanted(session_id, limit))
+        answer.add_done_callback(ignore_error)  # no wake may await it
+        return answer
+
+    async def _read_pending(self, wanted: Sequence[_Wanted]) -> Sequence[PendingWork | None]:
+        """One call for each limit; nearly always there is one."""
+        found: dict[_Wanted, PendingWork | None] = {}
+        for limit in {read.limit: None for read in wanted}:
+            session_ids = list({read.session_id: None for read in wanted if read.limit == limit})
+            works = await self._provider.get_pending(session_ids, limit=limit)
+            found |= {_Wanted(name, limit): work for name, work in zip(session_ids, works, strict=True)}
+        return [found[read] for read in wanted]
+
+    async def _retry_read(self, verb: Callable[[], Awaitable[T]], *, unless: object) -> T:
+        return await self._retry(verb)
 
     async def read(self, query: JournalQuery) -> JournalPage | None:
         """A page of a journal."""
@@ -182,73 +204,3 @@ class WorkerJournals:
             self._notifier.notify_journals(creation.session_id)
         if any(append.start is not None for append in write.appends) or write.creations or write.starts:
             self._notifier.hint(None)  # instances that no worker owns yet
-
-
-class _Waiting(NamedTuple):
-    session_id: str
-    limit: int
-    answer: asyncio.Future[PendingWork | None]
-
-
-class SharedReads:
-    """Calls that come while one is under way go together with the next one; nothing waits for a timer."""
-
-    def __init__(self, read: Read) -> None:
-        self._read = read
-        self._waiting: list[_Waiting] = []
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
-
-    def submit(self, session_id: str, limit: int) -> asyncio.Future[PendingWork | None]:
-        """The answer for one session, to be awaited or not."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(session_id, limit, loop.create_future())
-        waiting.answer.add_done_callback(ignore_error)
-        if self._is_closed:
-            waiting.answer.cancel()
-            return waiting.answer
-        self._waiting.append(waiting)
-        if self._task is None:
-            self._task = loop.create_task(self._answer_all())
-        return waiting.answer
-
-    def close(self) -> None:
-        """Cancel all calls, and those that come."""
-        self._is_closed = True
-        for each in self._waiting:
-            each.answer.cancel()
-        self._waiting.clear()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _answer_all(self) -> None:
-        try:
-            while self._waiting:
-                await self._answer(self._take())
-        finally:
-            self._task = None
-
-    def _take(self) -> list[_Waiting]:
-        """The next calls, of one limit."""
-        limit = self._waiting[0].limit
-        taken: list[_Waiting] = []
-        left: list[_Waiting] = []
-        for each in self._waiting:
-            (taken if each.limit == limit and len(taken) < MAX_BATCH else left).append(each)
-        self._waiting = left
-        return taken
-
-    async def _answer(self, waiting: Sequence[_Waiting]) -> None:
-        try:
-            session_ids = list({each.session_id: None for each in waiting})
-            found = dict(zip(session_ids, await self._read(session_ids, waiting[0].limit), strict=True))
-        except BaseException as error:
-            for each in waiting:
-                if not each.answer.done():
-                    each.answer.set_exception(error) if isinstance(error, Exception) else each.answer.cancel()
-            if not isinstance(error, Exception):
-                raise
-            return
-        for each in waiting:
-            if not each.answer.done():
-                each.answer.set_result(found[each.session_id])

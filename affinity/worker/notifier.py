@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, Provider
+from affinity.provider.hint_sender import HintSender
 
 COALESCE_SECONDS = 0.003
 """Hints within this time are sent together: a few hundred notifications a second, under any load."""
@@ -91,15 +91,11 @@ class Notifier:
         self.fetch_wanted: anyio.Event = anyio.Event()
         self.check_wanted: anyio.Event = anyio.Event()
         """Running work may have been cancelled, or an operator has resumed this worker."""
-        self._provider = provider
+        self._sender = HintSender(provider, pause=COALESCE_SECONDS, lone_pause=LONE_SECONDS)
         self._worker_id = worker_id
         self._poll_interval = poll_interval
         self._state = state
-        self._hints: dict[str | None, Hint] = {}
-        self._instances: set[str] = set()
-        self._journals: set[str] = set()
         self._notified: Collection[str] = ()
-        self._hint_wanted = anyio.Event()
         self._is_spread = False  # a fetch is due for a hint to all
 
     # -- this worker
@@ -178,19 +174,16 @@ class Notifier:
 
     def hint_others(self, worker: str | None, *, cancel: bool = False, sessions: bool = False) -> None:
         """Notify ``worker``, or all others (None); ``sessions`` says that some that it held may have moved."""
-        self._hints[worker] = Hint(cancel=cancel, sessions=sessions).merge(self._hints.get(worker))
-        self._hint_wanted.set()
+        self._sender.notify(worker, Hint(cancel=cancel, sessions=sessions))
 
     def hint_owner(self, instance_id: str) -> None:
         """Notify the worker that owns an instance, which is not live here."""
-        self._instances.add(instance_id)
-        self._hint_wanted.set()
+        self._sender.notify_owners([instance_id])
 
     def notify_journals(self, session_id: str) -> None:
         """Notify the readers of a journal that it has changed; or the clients that wait for an instance's reply."""
         if session_id not in self._notified:
-            self._journals.add(session_id)
-            self._hint_wanted.set()
+            self._sender.notify_readers({session_id: True})
 
     @contextlib.contextmanager
     def readers_notified(self, session_ids: Collection[str]) -> Iterator[None]:
@@ -211,19 +204,4 @@ class Notifier:
 
     async def send_hints(self) -> None:
         """Send hints until cancelled."""
-        while True:
-            await self._hint_wanted.wait()
-            self._hint_wanted = anyio.Event()
-            hints, self._hints = self._hints, {}
-            instances, self._instances = self._instances, set()
-            journals, self._journals = self._journals, set()
-            if None in hints:
-                instances.clear()  # their owners are among all
-            # Best effort: the poll finds the work anyway, and the other loops report the database's state.
-            with contextlib.suppress(ProviderError):
-                if journals:
-                    await self._provider.notify_journals(journals)
-                if hints or instances:
-                    await self._provider.notify_workers(hints, instances)
-            is_lone = len(journals) == 1 and not hints and not instances
-            await anyio.sleep(LONE_SECONDS if is_lone else COALESCE_SECONDS)
+        await self._sender.run()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, LiteralString
 
 import pytest
 from pydantic import BaseModel
@@ -15,6 +17,7 @@ from affinity.audit import ACTING
 from affinity.client import AuditEntry, Client, Start
 from affinity.conversation import ConversationHandle
 from affinity.errors import (
+    EventIdConflict,
     InstanceExists,
     InvalidId,
     InvalidInput,
@@ -25,6 +28,8 @@ from affinity.errors import (
 )
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
 from affinity.provider.contract import Quotas
+from affinity.provider.postgres.driver.calls import Calls
+from affinity.provider.sqlite.driver.database import Database
 from affinity_conformance.providers.builders import state
 from tests.support.waiting import until
 
@@ -170,6 +175,42 @@ async def test_users_of_tasks_are_apart(client: Client, url: str) -> None:
     assert sorted(each.user for each in await entries(client)) == ["ann", "bob", "eve"]
     assert len(await talk.history()) == 6
     assert ACTING.get() == ()
+
+
+async def test_appends_of_several_users_are_one_statement(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its entry, in its transaction; so have asks of instances, and appends without a user have none."""
+    statements: list[str] = []
+    run, write = Calls.run, Database.write
+
+    def note(self: Calls, statement: LiteralString, *args: Any, **named: Any) -> Any:
+        statements.append(statement)
+        return run(self, statement, *args, **named)
+
+    def note_write(self: Database, *args: Any, **named: Any) -> Any:
+        statements.append("write")
+        return write(self, *args, **named)
+
+    async def send(client: Client, number: int) -> None:
+        with client.acting_as(f"u{number % 3}") if number else nullcontext():
+            await client.conversation(chats, f"c{number}").send(UserMessage("hi"))
+
+    async with Client(any_url) as client:
+        await client.conversation(chats, "first").send(UserMessage("hi"))
+        monkeypatch.setattr(Calls, "run", note)
+        monkeypatch.setattr(Database, "write", note_write)
+        await asyncio.gather(*[send(client, number) for number in range(20)])
+        sent = [each for each in statements if "notify" not in each]
+        assert len(sent) == 1, sent
+        with client.acting_as("bob"), pytest.raises(EventIdConflict):
+            await asyncio.gather(
+                *[client.conversation(chats, "x").send(UserMessage(text), event_id="e") for text in "ab"]
+            )
+        found = await entries(client)
+    assert {(each.target, each.user, each.action, each.succeeded) for each in found if each.user != "bob"} == {
+        (f"c{number}", f"u{number % 3}", "send", True) for number in range(1, 20)
+    }
+    refused = [(each.action, each.target, each.succeeded) for each in found if each.user == "bob"]
+    assert sorted(refused) == [("send", "x", False), ("send", "x", True)]
 
 
 async def test_a_user_is_stated_for_one_database(client: Client, tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Final
 
-import anyio
 import pytest
 
 from affinity.client.journals import Journals
@@ -72,15 +70,8 @@ class Stage:
 
 @pytest.fixture
 async def stage() -> AsyncIterator[Stage]:
-    @asynccontextmanager
-    async def running() -> AsyncIterator[Stage]:
-        async with anyio.create_task_group() as tasks:
-            played = Stage()
-            tasks.start_soon(played.journals._appends.run)
-            yield played
-            tasks.cancel_scope.cancel()
-
-    async with running() as played:
+    played = Stage()
+    async with played.journals._appends:
         yield played
 
 

@@ -20,7 +20,7 @@ from affinity.provider.contract import Token, WorkKey, WorkLock
 from affinity.records import SessionMetadata, SessionState, StateWrite
 from affinity.testing import Env
 from affinity.testing.env.workers import EnvWorker
-from affinity.worker.journals import READ_AHEAD_SECONDS, SharedReads, WorkerJournals
+from affinity.worker.journals import READ_AHEAD_SECONDS, WorkerJournals
 from affinity.worker.live import Input, staged_of, unwanted_results
 from affinity.worker.results import StagedResult
 from affinity.worker.services import REAL_TIME
@@ -68,11 +68,11 @@ def work(kind: str) -> PendingWork:
 
 async def test_reads_that_come_while_one_is_under_way_share_the_next_call() -> None:
     reads = Reads()
-    shared = SharedReads(reads)
+    of = journals(reads)
     found: list[str] = []
 
     async def get(name: str, limit: int = 10) -> None:
-        answer = await shared.submit(name, limit)
+        answer = await of.get_pending(name, limit)
         assert answer is not None
         found.append(answer.kind)
 
@@ -89,45 +89,32 @@ async def test_reads_that_come_while_one_is_under_way_share_the_next_call() -> N
     assert sorted(found) == ["a", "b", "b", "c", "d"]
 
 
-async def test_a_read_that_fails_fails_for_all_that_shared_it_and_the_next_goes_on() -> None:
+async def test_a_read_that_fails_fails_for_its_wake_and_the_next_goes_on() -> None:
     reads = Reads()
-    shared = SharedReads(reads)
+    of = journals(reads)
     reads.error = DataRefused("no")
     reads.go.set()
     with pytest.raises(DataRefused):
-        await shared.submit("a", 10)
+        await of.get_pending("a", 10)
     reads.error = None
-    assert await shared.submit("a", 10) == work("a")
+    assert await of.get_pending("a", 10) == work("a")
 
 
 async def test_a_cancelled_reader_does_not_disturb_the_others() -> None:
     reads = Reads()
-    shared = SharedReads(reads)
+    of = journals(reads)
     found: list[PendingWork | None] = []
 
     async def get() -> None:
-        found.append(await shared.submit("b", 10))
+        found.append(await of.get_pending("b", 10))
 
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(0.01):
-            await shared.submit("a", 10)
+            await of.get_pending("a", 10)
         tasks.start_soon(get)
         await anyio.wait_all_tasks_blocked()
         reads.go.set()
     assert found == [work("b")]
-
-
-async def test_closed_reads_are_cancelled_with_those_that_come() -> None:
-    reads = Reads()
-    shared = SharedReads(reads)
-    answers = [shared.submit("a", 10)]
-    await anyio.wait_all_tasks_blocked()
-    answers.append(shared.submit("b", 10))
-    shared.close()
-    answers.append(shared.submit("c", 10))
-    await anyio.wait_all_tasks_blocked()
-    assert [each.cancelled() for each in answers] == [True] * 3
-    assert reads.calls == [(["a"], 10)]
 
 
 async def test_a_worker_that_has_ended_repeats_no_read() -> None:

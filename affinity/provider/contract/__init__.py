@@ -53,7 +53,7 @@ Tags
     own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
 
 Users
-    While a user is stated for the database (`affinity.audit.acting_on`), a verb that clients write with has its entries
+    While a user is stated for the database (`affinity.audit.users_on`), a verb that clients write with has its entries
     in the audit log in its own transaction: what `Acting.entries` gives for its result, where something took effect.
     `Acting.committed` is called behind it. Where the result comes with the end of the transaction, `Acting.expected`
     gives the entries before it. Without a user nothing more is read or written.

@@ -11,7 +11,16 @@ from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeVar
 
 from psycopg.types.numeric import Int8
 
-from affinity.audit import Acting, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry, acting_on, targets_of
+from affinity.audit import (
+    Acting,
+    ActingTogether,
+    AuditedCall,
+    AuditEntry,
+    AuditFilter,
+    NewAuditEntry,
+    targets_of,
+    users_on,
+)
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import to_audit_entry
@@ -32,29 +41,29 @@ def audited(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
 
     @wraps(verb)
     async def call(db: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        acting = acting_on(db.connections.timeline.token)
-        if acting is None or kwargs.get("dry_run"):
+        users = users_on(db.connections.timeline.token)
+        if users is None or kwargs.get("dry_run"):
             return await verb(db, *args, **kwargs)
         audited_call = AuditedCall(verb.__name__, kind, targets_of(args))
         inner = copy(db)
-        inner.entries = expected_entries(acting, audited_call)
+        inner.entries = expected_entries(users, audited_call)
         result = await verb(inner, *args, **kwargs)
-        await note_result(acting, audited_call, result)
+        await note_result(users, audited_call, result)
         return result
 
     return call
 
 
-def expected_entries(acting: Acting, call: AuditedCall) -> str:
-    """The entries of a call, for `with_entries`."""
-    return json.dumps([asdict(each) for each in acting.expected(call)])
+def expected_entries(users: Acting | ActingTogether, call: AuditedCall) -> str:
+    """Return the entries of a call, for `with_entries`."""
+    return json.dumps([asdict(entry) for entry in users.expected(call)])
 
 
-async def note_result(acting: Acting, call: AuditedCall, result: object) -> None:
+async def note_result(users: Acting | ActingTogether, call: AuditedCall, result: object) -> None:
     """Note what a call has done, whose entries are written; those of what it has refused follow."""
-    entries = acting.entries(call, result)
-    acting.committed(entries)
-    await acting.record([each for each in entries if not each.succeeded])
+    entries = users.entries(call, result)
+    users.committed(entries)
+    await users.record([entry for entry in entries if not entry.succeeded])
 
 
 def with_entries(

@@ -11,7 +11,7 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
-from affinity.audit import AuditedCall, acting_on
+from affinity.audit import AuditedCall, users_on
 from affinity.errors import Contention
 from affinity.limits import DELETE_STEP
 from affinity.provider.postgres.audit import expected_entries, note_result, with_entries
@@ -126,12 +126,12 @@ class PostgresSessionStore:
         judge: Callable[[T], object],
     ) -> T:
         """Call ``work`` with what `with_entries` takes; ``judge`` gives what `Acting.entries` takes of its result."""
-        acting = acting_on(self.database)
-        if acting is None:
+        users = users_on(self.database)
+        if users is None:
             return await work(None)
         call = AuditedCall(name, "session", targets)
-        result = await work(expected_entries(acting, call))
-        await note_result(acting, call, judge(result))
+        result = await work(expected_entries(users, call))
+        await note_result(users, call, judge(result))
         return result
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:

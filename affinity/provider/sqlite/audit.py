@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
-from affinity.audit import Acting, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry
+from affinity.audit import Acting, ActingTogether, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry
 from affinity.limits import MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import Retention
 from affinity.provider.rows import to_audit_entry
@@ -24,7 +24,7 @@ SQL: Final = load_statements(__package__, "audit.sql")
 
 async def run(
     writer: DatabaseThread,
-    acting: Acting,
+    users: Acting | ActingTogether,
     call: AuditedCall,
     work: Callable[[Tx], T],
     judge: Callable[[T], object] = lambda result: result,
@@ -33,12 +33,12 @@ async def run(
 
     def recorded(tx: Tx) -> tuple[T, Sequence[NewAuditEntry]]:
         result = work(tx)
-        entries = acting.entries(call, judge(result))
+        entries = users.entries(call, judge(result))
         write(tx, entries)
         return result, entries
 
     result, entries = await writer.call(Database.write, recorded)
-    acting.committed(entries)
+    users.committed(entries)
     return result
 
 

@@ -12,7 +12,7 @@ from weakref import WeakMethod
 
 import anyio.to_thread
 
-from affinity.audit import AuditedCall, acting_on, targets_of
+from affinity.audit import AuditedCall, targets_of, users_on
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
@@ -477,11 +477,11 @@ class SqliteProvider:
     async def _act(
         self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        acting = acting_on(self.database)
-        if acting is None:
+        users = users_on(self.database)
+        if users is None:
             return await self._write(operation, *args, **kwargs)
         call = AuditedCall(name, kind, targets_of(args))
-        return await audit.run(self._writer, acting, call, lambda tx: operation(tx, *args, **kwargs))
+        return await audit.run(self._writer, users, call, lambda tx: operation(tx, *args, **kwargs))
 
     async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._reader.call(Database.read, operation, *args, **kwargs)

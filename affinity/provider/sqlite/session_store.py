@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from affinity.audit import AuditedCall, acting_on
+from affinity.audit import AuditedCall, users_on
 from affinity.provider.sqlite import audit, session_state_list, session_states
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
@@ -98,7 +98,7 @@ class SqliteSessionStore:
         work: Callable[[Tx], T],
         judge: Callable[[T], object] = lambda result: result,
     ) -> T:
-        acting = acting_on(self.database)
-        if acting is None:
+        users = users_on(self.database)
+        if users is None:
             return await self._writer.call(Database.write, work)
-        return await audit.run(self._writer, acting, AuditedCall(name, "session", targets), work, judge)
+        return await audit.run(self._writer, users, AuditedCall(name, "session", targets), work, judge)

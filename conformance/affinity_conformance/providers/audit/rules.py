@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
+from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated, stated_together
 from affinity.errors import ProviderError, QuotaExceeded
 from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
 from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
@@ -15,7 +15,7 @@ from affinity_conformance.providers.audit.fault_verbs import acting, entries_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import new_instance, state
 from affinity_conformance.providers.cluster import Cluster
-from affinity_conformance.providers.conversation.driver import journals
+from affinity_conformance.providers.conversation.driver import journals, new_input
 
 
 class AuditRules(Rules):
@@ -53,6 +53,37 @@ class AuditRules(Rules):
         assert await entries_of(provider, "t") == [("delete_record", "unchanged", False)]
         assert await entries_of(provider, "") == [("suspend_rebalancing", "done", True)]
         assert len(await provider.list_audit(AuditFilter(), 100)) == 11
+
+    async def test_calls_of_several_users_are_one_call(self, cluster: Cluster) -> None:
+        """Each target has the entry of its own user and action; a target without a user has none (contract:
+        append_journal, send_message).
+        """
+        a = await cluster.worker("a")
+        provider = a.provider
+        await a.own("i")
+        ann, bob = (Acting(user, "suite", provider) for user in ("ann", "bob"))
+        messages = [NewMessage(instance_id=name, payload="m") for name in ("i", "none", "i", "i")]
+        with stated_together([[ann], [bob], [], [ann, bob]]):
+            assert await provider.send_message(messages) == ["delivered", "unknown", "delivered", "delivered"]
+        appends = [new_input(name, event_id=f"e-{name}") for name in ("c", "d", "e", "f")]
+        for _ in range(2):
+            with stated_together([[], [bob], [ann], [ann]]):
+                await journals(provider).append_journal(appends)
+        found = [
+            (entry.user, entry.action, entry.target, entry.outcome, entry.succeeded)
+            for entry in await provider.list_audit(AuditFilter(), 100)
+        ]
+        assert sorted(found) == [
+            ("ann", "append_journal", "e", "appended", True),
+            ("ann", "append_journal", "e", "repeated", False),
+            ("ann", "append_journal", "f", "appended", True),
+            ("ann", "append_journal", "f", "repeated", False),
+            ("ann", "send_message", "i", "delivered", True),
+            ("bob", "append_journal", "d", "appended", True),
+            ("bob", "append_journal", "d", "repeated", False),
+            ("bob", "send_message", "i", "delivered", True),
+            ("bob", "send_message", "none", "unknown", False),
+        ]
 
     async def test_what_is_read_has_no_entry(self, cluster: Cluster) -> None:
         """Reads, and trials of removals, are not recorded (contract: write_audit)."""
