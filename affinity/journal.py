@@ -20,6 +20,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 from affinity.limits import (
@@ -229,16 +230,43 @@ class NewRevisit:
     note: str = "null"  # JSON
 
 
+RequestCursor: TypeAlias = tuple[datetime, int, int, str]
+"""The end of a page of requests: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last request. With
+`RequestFilter.by_expiry` it has ``expires_at`` in place of ``created_at``.
+"""
+
+NO_EXPIRY: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""In the order by expiry, the time of requests that do not expire; the providers' indexes have it, too."""
+
+
 class Request(NamedTuple):
     """A pending request."""
 
     request_id: str
     kind: str
     payload: str
-    wake_id: str | None
+    wake_id: str | None  # that made it
     created_at: datetime
     expires_at: datetime | None
-    expired: bool  # its time is over, and no wake has resolved it yet
+    expired: bool = False  # its time is over, and no wake has resolved it yet; a listing has no such request
+    # From a listing, which is of all journals:
+    session_id: str = ""
+    journal_id: int = 0
+    journal_kind: str = ""  # of the conversation
+    title: str | None = None
+    owner: str | None = None
+    place: int = 0  # among requests of one time and journal
+    labels: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def cursor(self) -> RequestCursor:
+        """Its place in the order of a listing."""
+        return self.created_at, self.journal_id, self.place, self.request_id
+
+    @property
+    def expiry_cursor(self) -> RequestCursor:
+        """Its place in the order of `RequestFilter.by_expiry`."""
+        return self.expires_at or NO_EXPIRY, self.journal_id, self.place, self.request_id
 
 
 class InheritedRequest(NamedTuple):
@@ -696,49 +724,11 @@ class JournalFilter:
         )
 
 
-RequestCursor: TypeAlias = tuple[datetime, int, int, str]
-"""The end of a page of requests: ``created_at``, ``journal_id``, ``place`` and ``request_id`` of its last request. With
-`RequestFilter.by_expiry` it has ``expires_at`` in place of ``created_at``.
-"""
-
-NO_EXPIRY: Final = datetime(9999, 1, 1, tzinfo=UTC)
-"""In the order by expiry, the time of requests that do not expire; the providers' indexes have it, too."""
-
-
-@frozen(kw_only=True)
-class OpenRequest:
-    """A request that waits for an answer, with its conversation."""
-
-    session_id: str
-    journal_id: int
-    journal_kind: str  # of the conversation
-    title: str | None
-    owner: str | None
-    request_id: str
-    kind: str
-    payload: str
-    wake_id: str | None  # that made it
-    created_at: datetime
-    expires_at: datetime | None
-    place: int  # among requests of one time and journal
-    labels: Mapping[str, str]
-
-    @property
-    def cursor(self) -> RequestCursor:
-        """Its place in the order of a listing."""
-        return self.created_at, self.journal_id, self.place, self.request_id
-
-    @property
-    def expiry_cursor(self) -> RequestCursor:
-        """Its place in the order of `RequestFilter.by_expiry`."""
-        return self.expires_at or NO_EXPIRY, self.journal_id, self.place, self.request_id
-
-
 @frozen(kw_only=True)
 class OpenRequestPage:
-    """Some requests, oldest first by `OpenRequest.cursor`."""
+    """Some requests that wait for an answer, oldest first by `Request.cursor`."""
 
-    requests: Sequence[OpenRequest]
+    requests: Sequence[Request]
     after: RequestCursor | None  # where the next page begins; None: this was the last
     # Changes when a request of any journal is added or removed. None: the provider has no such mark.
     mark: str | None = None

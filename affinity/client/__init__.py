@@ -5,7 +5,7 @@ from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Client, Handle, open_store
 from affinity.client.conversations import Connectable, ConversationInfo
-from affinity.client.inbox import ConversationRequest, RequestChange, RequestFeed
+from affinity.client.inbox import PendingRequest, RequestChange, RequestFeed
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, Start, StartOutcome
 from affinity.client.resets import ResetPreview
@@ -34,7 +34,6 @@ __all__ = [
     "CodeDifference",
     "Connectable",
     "ConversationInfo",
-    "ConversationRequest",
     "DrainPreview",
     "DrainTarget",
     "EndedStatus",
@@ -48,6 +47,7 @@ __all__ = [
     "InstanceTree",
     "Page",
     "Pages",
+    "PendingRequest",
     "PrunedInstances",
     "Quotas",
     "RegisteredFunction",

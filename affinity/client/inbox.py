@@ -7,9 +7,9 @@ import json
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import anyio
 
@@ -19,10 +19,12 @@ from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.conditions import conditions_of
 from affinity.client.journals import Journals
 from affinity.errors import ClientError
-from affinity.journal import META_FIELD, OpenRequest, RequestCursor, RequestFilter
+from affinity.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.limits import MAX_BATCH
 from affinity.paging import Page, Pages, not_a_cursor, read_with_async_for
 from affinity.records import copied, frozen
+
+E = TypeVar("E")
 
 PAUSE_SECONDS: Final = 0.05
 """Between two reads of a feed: changes meanwhile are read together."""
@@ -31,20 +33,23 @@ _Key: TypeAlias = tuple[int, str, datetime]
 
 
 @frozen(kw_only=True)
-class ConversationRequest:
-    """A request that waits for an answer, with its conversation."""
+class PendingRequest(Generic[E]):
+    """A request that waits for an answer."""
 
     conversation_id: str
     conversation_kind: str
-    title: str | None
-    owner: str | None
-    labels: Mapping[str, str]
     request_id: str
     kind: str  # of the request, such as "agent.tool_confirmation"
-    event: Mapping[str, Any]  # the request, as the JSON object of its event
+    # From `Client.requests` the JSON object of its event. From a conversation a `RequestEvent`, unless this code does
+    # not know its kind.
+    event: E
     wake_id: str | None  # that made it
     created_at: datetime
     expires_at: datetime | None  # then it counts as refused
+    # Of its conversation; a wake does not give them.
+    title: str | None = None
+    owner: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen(kw_only=True)
@@ -52,7 +57,7 @@ class RequestChange:
     """A change of the inbox."""
 
     change: Literal["asked", "gone"]  # it waits from now on; it is answered, or waits no more
-    request: ConversationRequest
+    request: PendingRequest[Mapping[str, Any]]
 
 
 class RequestConditions(TypedDict, total=False):
@@ -75,7 +80,9 @@ class RequestConditions(TypedDict, total=False):
 class RequestCalls(ClientBase):
     """What waits for a person, over all conversations."""
 
-    def requests(self, *, by_expiry: bool = False, **where: Unpack[RequestConditions]) -> Pages[ConversationRequest]:
+    def requests(
+        self, *, by_expiry: bool = False, **where: Unpack[RequestConditions]
+    ) -> Pages[PendingRequest[Mapping[str, Any]]]:
         """List the requests that wait for an answer, oldest first.
 
         Args:
@@ -87,9 +94,9 @@ class RequestCalls(ClientBase):
         """
         filtered = replace(_filter(where), by_expiry=by_expiry)
 
-        async def read(after: str | None, limit: int) -> Page[ConversationRequest]:
+        async def read(after: str | None, limit: int) -> Page[PendingRequest[Mapping[str, Any]]]:
             wanted = filtered if after is None else replace(filtered, after=_read_cursor(after))
-            items: list[OpenRequest] = []
+            items: list[Request] = []
             while True:
                 page = await self.journals.requests(wanted, limit - len(items))
                 items += page.requests
@@ -137,7 +144,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         """Called by `Client.watch_requests`."""
         self._journals = journals
         self._where = where
-        self._known: dict[str, dict[_Key, OpenRequest]] = {}  # by conversation
+        self._known: dict[str, dict[_Key, Request]] = {}  # by conversation
         self._items = deque[RequestChange]()
         self._wanted: set[str] = set()  # conversations to read
         self._all_wanted = True
@@ -221,15 +228,15 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         self._wanted.difference_update(session_ids)
         self._compare(found, session_ids)
 
-    async def _read(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int, str | None]:
+    async def _read(self, where: RequestFilter) -> tuple[Sequence[Request], int, str | None]:
         """See `Journals.all_requests`."""
         found = await self._journals.all_requests(where)
         self._read_at = asyncio.get_running_loop().time()
         return found
 
-    def _compare(self, found: Iterable[OpenRequest], session_ids: Iterable[str]) -> None:
+    def _compare(self, found: Iterable[Request], session_ids: Iterable[str]) -> None:
         """Give the changes of these conversations, and of others in ``found``."""
-        now: defaultdict[str, dict[_Key, OpenRequest]] = defaultdict(dict)
+        now: defaultdict[str, dict[_Key, Request]] = defaultdict(dict)
         for each in found:
             now[each.session_id][each.journal_id, each.request_id, each.created_at] = each
         known = self._known
@@ -249,7 +256,7 @@ def _filter(where: RequestConditions) -> RequestFilter:
     return RequestFilter(**conditions_of(where, RequestConditions))
 
 
-def _request_of(row: OpenRequest) -> ConversationRequest:
+def _request_of(row: Request) -> PendingRequest[Mapping[str, Any]]:
     """A row as a view."""
     try:
         read = json.loads(row.payload)
@@ -257,7 +264,7 @@ def _request_of(row: OpenRequest) -> ConversationRequest:
         read = None
     event = {name: value for name, value in read.items() if name != META_FIELD} if isinstance(read, dict) else {}
     return copied(
-        ConversationRequest,
+        PendingRequest,
         row,
         conversation_id=row.session_id,
         conversation_kind=row.journal_kind,

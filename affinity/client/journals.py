@@ -31,9 +31,9 @@ from affinity.journal import (
     JournalQuery,
     JournalRetention,
     JournalWake,
-    OpenRequest,
     OpenRequestPage,
     PendingWork,
+    Request,
     RequestFilter,
 )
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
@@ -150,9 +150,9 @@ class Journals:
         """See `JournalProvider.list_requests`."""
         return await self._retry(partial(self._provider.list_requests, where, limit))
 
-    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[OpenRequest], int, str | None]:
+    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[Request], int, str | None]:
         """All requests, the number of their pages, and `OpenRequestPage.mark` as it was before."""
-        found = deque[OpenRequest]()
+        found = deque[Request]()
         pages, mark = 0, None
         while not pages or where.after is not None:
             page = await self.requests(where, MAX_PAGE)

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from pydantic_core import to_json
 
-from affinity.client import Client, ConversationRequest
+from affinity.client import Client, PendingRequest
 from affinity.client.conversations import ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
@@ -225,7 +225,7 @@ class Conversations(Sessions[S]):
         """
         return target_of(self.spec, {**delivery_of(self.spec, event), "each": conditions_of(where)})
 
-    def read_request(self, request: ConversationRequest) -> JournalEvent:
+    def read_request(self, request: PendingRequest[Mapping[str, Any]]) -> JournalEvent:
         """The event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
         return self.spec.types.decode(request.kind, to_json(request.event).decode())
 

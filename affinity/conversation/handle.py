@@ -13,7 +13,7 @@ from affinity import errors
 from affinity.audit import action
 from affinity.client.calls import check_timeout
 from affinity.conversation.dead_letters import dead_letters
-from affinity.conversation.events import ConversationStatusChanged
+from affinity.conversation.events import ConversationStatusChanged, JournalEvent
 from affinity.conversation.follow import EntryNumber, JournalIdentity, has_ended
 from affinity.conversation.kinds import RESUME_MESSAGE, terminate_message
 from affinity.conversation.reading import check_seq
@@ -122,19 +122,17 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
                 await self._client.delete(self.conversation_id)
         await self._check(append, appended)
 
-    async def requests(self, *, deep: bool = False) -> Sequence[PendingRequest]:
+    async def requests(self, *, deep: bool = False) -> Sequence[PendingRequest[JournalEvent]]:
         """The requests that wait for an answer, oldest first; none if there is no such conversation.
 
         Args:
             deep: with the requests of its children, and of theirs; of `limits.MAX_BELOW` conversations at most, the
                 nearest first. Their events are read as events of this kind.
         """
-        journals, types, me = self._client.journals, self._kind.types, self.conversation_id
-        if deep:
-            found, *_ = await journals.all_requests(RequestFilter(below=me))
-            return [request_of(each, types, each.session_id) for each in found]
-        work = await journals.pending(me)
-        return [request_of(each, types, me) for each in work.open_requests] if work else []
+        me, types = self.conversation_id, self._kind.types
+        where = RequestFilter(below=me) if deep else RequestFilter(session_ids=[me])
+        found, *_ = await self._client.journals.all_requests(where)
+        return [request_of(request, types, request.session_id, request.journal_kind) for request in found]
 
     async def revisits(self) -> Sequence[PendingRevisit]:
         """The later wakes that were requested, by due time; none if there is no such conversation."""

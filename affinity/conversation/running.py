@@ -254,7 +254,10 @@ class _HandlerAttempt(Attempt[S]):
         inputs = WakeInputs(
             pending=pending,
             due=[revisit_of(each) for each in self.work.due],
-            requests=[request_of(each, self.spec.types, self.ctx.instance_id) for each in self.work.open_requests],
+            requests=[
+                request_of(each, self.spec.types, self.ctx.instance_id, self.spec.name)
+                for each in self.work.open_requests
+            ],
             revisits={each.key for each in self.work.revisits if each not in self.work.due},
             parent=self.work.parent,
             committed=committed,

@@ -290,10 +290,15 @@ def wake_line(wake: JournalWake) -> str:
 
 def waiting_lines(work: PendingWork, requests: Iterable[Request], revisits: Iterable[Revisit]) -> list[str]:
     """The lines of what waits."""
-    lines = [_line("request", {**request._asdict(), "payload": from_json(request.payload)}) for request in requests]
+    lines = [_request_line(request) for request in requests]
     lines += [_line("revisit", {**revisit._asdict(), "note": from_json(revisit.note)}) for revisit in revisits]
     lines += [_line("delegation", delegation.child) for delegation in work.delegations]
     return lines + [_line("step", step.key) for step in work.steps]
+
+
+def _request_line(request: Request) -> str:
+    fields = dict(zip(Request._fields, request[:7], strict=False))  # without those of a listing
+    return _line("request", {**fields, "payload": from_json(request.payload)})
 
 
 def entry_line(entry: Entry) -> str:

@@ -6,21 +6,10 @@ import json
 from datetime import datetime
 from typing import Any
 
+from affinity.client.inbox import PendingRequest
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
-from affinity.journal import EndOutcome, JournalWake, OpenRequest, Request, Revisit
+from affinity.journal import EndOutcome, JournalWake, Request, Revisit
 from affinity.records import copied, frozen
-
-
-@frozen(kw_only=True)
-class PendingRequest:
-    """A request that waits for an answer."""
-
-    conversation_id: str
-    request_id: str
-    event: JournalEvent  # a `RequestEvent`, unless this code does not know its kind
-    wake_id: str | None  # that made it
-    created_at: datetime
-    expires_at: datetime | None  # then it counts as refused
 
 
 @frozen(kw_only=True)
@@ -61,10 +50,14 @@ class DeadLetter:
     retried_as: int | None  # its number as it was sent again; None: it was not
 
 
-def request_of(request: Request | OpenRequest, types: EventTypes, conversation_id: str) -> PendingRequest:
-    """A row as a view."""
+def request_of(
+    request: Request, types: EventTypes, conversation_id: str, conversation_kind: str
+) -> PendingRequest[JournalEvent]:
+    """Return the view of a row."""
     event = types.decode(request.kind, request.payload)
-    return copied(PendingRequest, request, event=event, conversation_id=conversation_id)
+    labels = dict(request.labels)
+    about = {"conversation_id": conversation_id, "conversation_kind": conversation_kind}
+    return copied(PendingRequest, request, event=event, labels=labels, **about)
 
 
 def wake_of(wake: JournalWake) -> EndedWake:

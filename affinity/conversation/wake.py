@@ -177,7 +177,7 @@ class Wake(CommonCalls[None], RunCalls):
         return next((each for each in reversed(self.events) if isinstance(each, UserInterrupt)), None)
 
     @property
-    def requests(self) -> Sequence[PendingRequest]:
+    def requests(self) -> Sequence[PendingRequest[JournalEvent]]:
         """The pending requests, oldest first, with the requests that this wake has made."""
         return tuple(self._requests)
 
@@ -505,7 +505,9 @@ class Wake(CommonCalls[None], RunCalls):
         self._requests.append(
             PendingRequest(
                 conversation_id=self.conversation_id,
+                conversation_kind=self._kind.name,
                 request_id=found,
+                kind=made.kind,
                 event=made,
                 wake_id=self.id,
                 created_at=now,

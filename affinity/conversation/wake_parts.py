@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import JsonValue
 
 from affinity.conversation.endings import Endings
-from affinity.conversation.events import JournalEntry
+from affinity.conversation.events import JournalEntry, JournalEvent
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import CreationPlanner
@@ -33,7 +33,7 @@ class WakeInputs:
 
     pending: Sequence[JournalEntry]
     due: Sequence[PendingRevisit]
-    requests: list[PendingRequest]  # the wake's own are added
+    requests: list[PendingRequest[JournalEvent]]  # the wake's own are added
     revisits: set[str]  # keys of pending revisits that are not due; the wake's own are added
     parent: str | None
     committed: Sequence[Entry]  # by earlier attempts of the wake, without its trace

@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString, TypeAlias
 
 from affinity.journal import JournalFilter, JournalInfo, OpenRequestPage, RequestFilter
 from affinity.limits import MAX_BELOW, MAX_PAGE
-from affinity.provider.rows import Time, to_journal_info, to_open_request
+from affinity.provider.rows import Time, to_journal_info, to_request
 
 REQUEST_WINDOW: Final = MAX_PAGE
 """Requests that one statement looks at for a filter."""
@@ -59,9 +59,9 @@ def to_request_page(
     """A page of requests from the rows of a statement that has looked at ``window`` of them at most.
 
     There is a row for each request that passes the filter, and for the last request of the window. A row begins with
-    the place of its request, from 1, and with whether it passes; the columns of `to_open_request` follow.
+    the place of its request, from 1, and with whether it passes; the columns of `to_request` follow.
     """
-    found = [to_open_request(columns, time) for _, _, *columns in rows]
+    found = [to_request(columns, time) for _, _, *columns in rows]
     more = len(rows) == limit or max((place for place, *_ in rows), default=0) == window
     fitting = [each for each, (_, fits, *_) in zip(found, rows, strict=True) if fits]
     if not (more and found):

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.audit import AuditEntry
 from affinity.errors import SessionWriteConflict, WorkerFenced
-from affinity.journal import JournalInfo, OpenRequest
+from affinity.journal import JournalInfo, Request
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
@@ -104,7 +104,27 @@ def _to_labelled(cls: type[T], row: Columns, time: Time) -> T:
 
 
 to_journal_info: Final = partial(_to_labelled, JournalInfo)
-to_open_request: Final = partial(_to_labelled, OpenRequest)
+
+
+def to_request(row: Columns, time: Time) -> Request:
+    """Return a request of a listing, with its conversation."""
+    session_id, journal_id, journal_kind, title, owner, request_id, kind, payload, wake_id, *times, place, labels = row
+    created_at, expires_at = times
+    return Request(
+        request_id,
+        kind,
+        payload,
+        wake_id,
+        time(created_at),
+        None if expires_at is None else time(expires_at),
+        session_id=session_id,
+        journal_id=journal_id,
+        journal_kind=journal_kind,
+        title=title,
+        owner=owner,
+        place=place,
+        labels=labels_of(labels),
+    )
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

@@ -12,13 +12,13 @@ import pytest
 
 from affinity.client.inbox import RequestFeed
 from affinity.client.journals import Journals
-from affinity.journal import OpenRequest, OpenRequestPage, RequestFilter
+from affinity.journal import OpenRequestPage, Request, RequestFilter
 
 pytestmark = pytest.mark.anyio
 
 
-def open_request(name: str) -> OpenRequest:
-    return OpenRequest(
+def open_request(name: str) -> Request:
+    return Request(
         session_id=name,
         journal_id=1,
         journal_kind="chat",

@@ -492,7 +492,7 @@ async def test_a_child_that_finishes_has_ended_though_it_has_delegated(url: str)
         assert len(await said(talk)) == 1
 
 
-async def _requests(talk: affinity.ConversationHandle) -> list[affinity.PendingRequest]:
+async def _requests(talk: affinity.ConversationHandle) -> list[affinity.PendingRequest[Any]]:
     try:
         return [*await talk.requests()]
     except UnknownConversation:

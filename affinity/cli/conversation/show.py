@@ -14,7 +14,7 @@ from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
-from affinity.client import Client, ConversationInfo, ConversationRequest
+from affinity.client import Client, ConversationInfo
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
@@ -278,16 +278,16 @@ def _dead_letter_row(found: DeadLetter) -> tuple[object, ...]:
     return found.seq, found.event.kind, error, found.failed_at, found.retried_as
 
 
-def _request_row(found: PendingRequest) -> tuple[object, ...]:
-    return found.request_id, found.event.kind, _text_of(found.event), found.created_at, found.expires_at
+def _request_row(found: PendingRequest[Any]) -> tuple[object, ...]:
+    return found.request_id, found.kind, _text_of(found.event), found.created_at, found.expires_at
 
 
-def _inbox_row(found: ConversationRequest) -> tuple[object, ...]:
+def _inbox_row(found: PendingRequest[Any]) -> tuple[object, ...]:
     about = (found.conversation_id, found.request_id, found.kind, _text_of(found.event))
     return *about, found.created_at, found.expires_at, found.owner, found.title
 
 
-def _print_requests(found: Sequence[PendingRequest]) -> None:
+def _print_requests(found: Sequence[PendingRequest[Any]]) -> None:
     if found:
         click.echo(f"\n{counted(len(found), 'request')}:")
         table(_REQUESTS, map(_request_row, found), empty="")

@@ -29,7 +29,7 @@ from affinity.conversation import (
     ToolStarted,
     ToolUse,
 )
-from affinity.conversation.events import EventTypes
+from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.stream import StreamItem, read_part
@@ -145,7 +145,10 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
         "is_last": before is None,
         "fork_at": number(query, "at") or found.last_seq,
         "streamed": await _streamed(client, found.conversation_id, payloads) if before is None else None,
-        "requests": [_pending(request_of(each, TYPES, found.conversation_id), payloads) for each in work.open_requests]
+        "requests": [
+            _pending(request_of(each, TYPES, found.conversation_id, found.kind), payloads)
+            for each in work.open_requests
+        ]
         if work
         else [],
         "revisits": [
@@ -349,7 +352,7 @@ async def approval(client: Client, query: Query, payloads: Payloads) -> dict[str
     return {"found": found, "request_id": request_id, "requests": rows}
 
 
-def _pending(found: PendingRequest, payloads: Payloads) -> RequestRow:
+def _pending(found: PendingRequest[JournalEvent], payloads: Payloads) -> RequestRow:
     event = found.event.model_dump(mode="json")
     return _row(found.conversation_id, found.request_id, event, found, payloads)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity.journal import Answer, Description, OpenRequest, RequestFilter
+from affinity.journal import Answer, Description, Request, RequestFilter
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate
 from affinity_conformance.providers.base import Rules
@@ -169,9 +169,9 @@ class OpenRequestRules(Rules):
         await owner.commit_wake(requests=requests)
         return owner.conversation
 
-    async def _open(self, talk: Conversation, limit: int = 100, **where: Any) -> list[OpenRequest]:
+    async def _open(self, talk: Conversation, limit: int = 100, **where: Any) -> list[Request]:
         """All pages."""
-        found: list[OpenRequest] = []
+        found: list[Request] = []
         page = await talk.journals.list_requests(RequestFilter(**where), limit)
         while True:
             assert len(page.requests) <= limit
