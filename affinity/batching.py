@@ -28,7 +28,7 @@ ASIDE_SECONDS: Final = 0.02
 class Retry(Protocol):
     """Repeats a call while the database fails."""
 
-    async def __call__(self, verb: Callable[[], Awaitable[T]], *, unless: tuple[type[Exception], ...]) -> T:
+    async def __call__(self, verb: Callable[[], Awaitable[T]], /, *, unless: tuple[type[Exception], ...]) -> T:
         """Await ``verb()`` until it succeeds, or raises an error that no repetition helps, or one of ``unless``."""
         ...
 

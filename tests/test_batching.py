@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
 
 import anyio
 import pytest
@@ -17,6 +17,8 @@ from affinity.client.calls import client_batcher
 from affinity.client.changes import SAFETY_SECONDS, Changes
 from affinity.errors import ClientError, ConnectionLost, DataRefused, LockTimeout
 from affinity.limits import MAX_BATCH
+
+T = TypeVar("T")
 
 
 class Verb:
@@ -124,7 +126,7 @@ async def test_the_requests_of_a_worker_that_has_ended_are_cancelled() -> None:
     verb = Verb()
     verb.gate = anyio.Event()
 
-    async def call(work: Callable[[], Awaitable[Any]], *, unless: object) -> Any:
+    async def call(work: Callable[[], Awaitable[T]], *, unless: object) -> T:
         return await work()
 
     batcher = Batcher(verb.double, call, owner="worker")

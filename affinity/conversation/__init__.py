@@ -67,7 +67,7 @@ from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
 from affinity.conversation.sections import Section
 from affinity.conversation.stream import Retracted, Streamed, StreamItem, Streams, StreamWriter, ToolEnded, ToolStarted
 from affinity.conversation.trace import TRACE_KINDS
-from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
+from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
 from affinity.conversation.wake import Delegate, Wake
 from affinity.journal import ConversationStatus
 
@@ -104,7 +104,6 @@ __all__ = [
     "JournalEvent",
     "OutcomeStatus",
     "OutcomeUpdated",
-    "PendingRequest",
     "PendingRevisit",
     "Reply",
     "ReplyItem",

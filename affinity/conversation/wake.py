@@ -18,6 +18,7 @@ from pydantic_core import from_json
 
 from affinity import errors
 from affinity.client.conversations import ConversationInfo, info_of
+from affinity.client.inbox import PendingRequest
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,
@@ -40,7 +41,7 @@ from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.sections import Section
 from affinity.conversation.steps import Committed, Repeat, WakeSteps
 from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
-from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.views import PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.journal import (

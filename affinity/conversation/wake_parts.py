@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
+from affinity.client.inbox import PendingRequest
 from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry, JournalEvent
 from affinity.conversation.kept_state import KeptState
@@ -18,7 +19,7 @@ from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import CreationPlanner
 from affinity.conversation.stream import StreamWriter
 from affinity.conversation.trace import Trace
-from affinity.conversation.views import PendingRequest, PendingRevisit
+from affinity.conversation.views import PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import SessionError
 from affinity.journal import Entry, JournalAccess

@@ -107,7 +107,7 @@ to_journal_info: Final = partial(_to_labelled, JournalInfo)
 
 
 def to_request(row: Columns, time: Time) -> Request:
-    """Return a request of a listing, with its conversation."""
+    """Return a request of a listing, with its journal."""
     session_id, journal_id, journal_kind, title, owner, request_id, kind, payload, wake_id, *times, place, labels = row
     created_at, expires_at = times
     return Request(

@@ -22,7 +22,7 @@ from affinity.conversation.reading import Kinds
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import ReplyItem
 from affinity.conversation.transfer import LeftOut
-from affinity.conversation.views import DeadLetter, EndedWake, PendingRequest, PendingRevisit
+from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
 from affinity.errors import Explanation
 from affinity.explain import DrainPreview, SessionLife, TickReason, UnservedWork
 from affinity.journal import ConversationStatus, Description

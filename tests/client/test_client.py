@@ -10,8 +10,8 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, OrchestrationContext
-from affinity.client import Client, ExternalEvent, Start, calls
+from affinity import App, OrchestrationContext, batching
+from affinity.client import Client, ExternalEvent, Start
 from affinity.errors import (
     ClientError,
     ConnectionLost,
@@ -320,7 +320,7 @@ async def test_large_events_go_in_several_calls(
     client: Client, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.start("brew", instance_id="t")
-    monkeypatch.setattr(calls, "MAX_BATCH_BYTES", 1_000)
+    monkeypatch.setattr(batching, "MAX_BATCH_BYTES", 1_000)
     send, sizes = client._provider.send_message, []
 
     async def counted(messages: Any) -> Any:

@@ -88,11 +88,11 @@ class Reads:
 async def test_a_listing_is_read_in_three_ways(name: str, full: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gives the same items, with one call for each page."""
     listing, verb = LISTINGS[name]
-    reads = Reads(full.session_store if verb == "list" else full._provider, verb, monkeypatch)
+    reads = Reads(full._provider.states if verb == "list" else full._provider, verb, monkeypatch)
     whole = await listing(full)
     assert len(whole) == ITEMS
     assert reads.count == 1
-    assert [repr(item) async for item in listing(full)] == [*map(repr, whole)]
+    assert [identity(item) async for item in listing(full)] == [*map(identity, whole)]
     assert reads.count == 2
     paged: list[Any] = []
     page = await listing(full).page(limit=ITEMS - 1)
@@ -112,7 +112,7 @@ async def test_what_no_page_has_is_refused(name: str, full: Client) -> None:
         with pytest.raises(InvalidInput, match="limit"):
             await listing(full).page(limit=limit)  # type: ignore[arg-type]
     if name != "sessions":  # whose cursors are ids
-        for cursor in ("x", "1/2/3", "2026-01-01/1/x/r", "0/x"):
+        for cursor in ("x", "1/2/3", "0/x"):
             with pytest.raises(InvalidInput, match="cursor"):
                 await listing(full).page(cursor)
 
@@ -150,5 +150,5 @@ async def test_a_page_of_a_history_belongs_to_its_execution(full: Client, puppet
 
 
 def identity(item: Any) -> Any:
-    """What a later read of it gives again."""
+    """What a later read of it gives again: the times of sessions go on."""
     return getattr(item, "session_id", None) or repr(item)

@@ -133,13 +133,13 @@ def only_hints(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     reads: list[Any] = []
-    real = affinity.client.journals.Journals.requests
+    real = inbox.RequestFeed._read
 
-    async def requests(self: Any, where: RequestFilter, limit: int) -> Any:
+    async def read(self: inbox.RequestFeed, where: RequestFilter) -> Any:
         reads.append(where.session_ids)
-        return await real(self, where, limit)
+        return await real(self, where)
 
-    monkeypatch.setattr(affinity.client.journals.Journals, "requests", requests)
+    monkeypatch.setattr(inbox.RequestFeed, "_read", read)
     return reads
 
 

@@ -14,14 +14,13 @@ from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
-from affinity.client import Client, ConversationInfo
+from affinity.client import Client, ConversationInfo, PendingRequest
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
     DeadLetter,
     EndedWake,
     JournalEntry,
-    PendingRequest,
     PendingRevisit,
     Retracted,
     Streamed,
