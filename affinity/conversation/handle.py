@@ -11,8 +11,8 @@ import anyio
 
 from affinity import errors
 from affinity.audit import action
+from affinity.client import PendingRequest
 from affinity.client.calls import check_timeout
-from affinity.client.inbox import PendingRequest
 from affinity.conversation.dead_letters import dead_letters
 from affinity.conversation.events import ConversationStatusChanged, JournalEvent
 from affinity.conversation.follow import EntryNumber, JournalIdentity, has_ended

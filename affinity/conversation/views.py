@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from affinity.client.inbox import PendingRequest
+from affinity.client import PendingRequest
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.journal import EndOutcome, JournalWake, Request, Revisit
 from affinity.records import copied, frozen

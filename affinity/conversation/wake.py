@@ -17,8 +17,8 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from affinity import errors
+from affinity.client import PendingRequest
 from affinity.client.conversations import ConversationInfo, info_of
-from affinity.client.inbox import PendingRequest
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,

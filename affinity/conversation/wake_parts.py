@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from affinity.client.inbox import PendingRequest
+from affinity.client import PendingRequest
 from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry, JournalEvent
 from affinity.conversation.kept_state import KeptState

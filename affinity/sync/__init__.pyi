@@ -1,7 +1,7 @@
 """The types of `affinity.sync`. Written by ``python -m tests.sync.stubs``."""
 
 from affinity.audit import AuditEntry
-from affinity.client import Client as AsyncClient
+from affinity.client import Client as AsyncClient, PendingRequest
 from affinity.client.activities import Activity
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.audit import AuditConditions

@@ -20,7 +20,7 @@ class OpenRequestRules(Rules):
     """`list_requests` (contract: JournalProvider)."""
 
     async def test_requests_of_all_journals_are_listed_oldest_first(self, cluster: Cluster) -> None:
-        """Rows have their conversations; requests of one wake keep its order (contract: OpenRequest)."""
+        """Rows have their conversations; requests of one wake keep its order (contract: Request)."""
         about: Description = {"title": "Refund", "owner": "ann", "labels": {"team": "eu"}}
         first = await self._ask(cluster, "b", new_request("2", expires_in=60.0), new_request("10"), about=about)
         await cluster.advance(1)
