@@ -167,7 +167,7 @@ for place, (minor, path) in enumerate(OTHERS.items()):
 
 def run_part(session: nox.Session, files: list[str]) -> None:
     """Run what is neither slow nor on PostgreSQL, but for the driver's own tests."""
-    marks = "not slow and (driver or not postgres)"
+    marks = "not slow and not once and (driver or not postgres)"
     session.run(*PYTEST, "-n", "2", "-m", marks, "--durations=5", *(session.posargs or files))
 
 

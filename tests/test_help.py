@@ -8,7 +8,7 @@ import importlib
 import inspect
 import pydoc
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -64,19 +64,19 @@ def test_a_schema_does_not_depend_on_help() -> None:
     assert before["description"] == "Something."
 
 
-def documented() -> Iterator[tuple[str, str, type | None]]:
-    """The docstrings of public functions, classes, methods and properties, each with its class."""
+def documented() -> Iterator[tuple[str, Callable[[], str | None], type | None]]:
+    """What gives the docstrings of public functions, classes, methods and properties, each with its class."""
     for name, value in PUBLIC.items():
         if inspect.isroutine(value):
-            yield name, inspect.getdoc(value) or "", None
+            yield name, functools.partial(inspect.getdoc, value), None
     for name, cls in CLASSES.items():
-        yield name, inspect.getdoc(cls) or "", cls
+        yield name, functools.partial(inspect.getdoc, cls), cls
         for member in dir(cls):
             found = inspect.getattr_static(cls, member)
             function: Any = getattr(found, "fget", None) or getattr(found, "__func__", found)
             is_ours = inspect.isroutine(function) and str(getattr(function, "__module__", "")).startswith("affinity")
             if is_ours and (member == "__init__" or not member.startswith("_")):
-                yield f"{name}.{member}", str(function.__doc__ or ""), cls
+                yield f"{name}.{member}", functools.partial(getattr, function, "__doc__"), cls
 
 
 def found_at(path: list[str]) -> Any:
@@ -117,9 +117,10 @@ def has_member(cls: Any, name: str, *_: str) -> bool:
     )
 
 
-@pytest.mark.parametrize(("where", "text", "within"), [pytest.param(*each, id=each[0]) for each in documented()])
-def test_names_in_docstrings_are_there(where: str, text: str, within: type | None) -> None:
+@pytest.mark.parametrize(("where", "docstring", "within"), [pytest.param(*each, id=each[0]) for each in documented()])
+def test_names_in_docstrings_are_there(where: str, docstring: Callable[[], str | None], within: type | None) -> None:
     """In single backquotes each name, and everywhere one that begins with the package."""
+    text = docstring() or ""
     named = re.findall(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)`(?!`)", text)
     named += re.findall(r"(?<![\w/`])(affinity(?:\.[A-Za-z_]\w*)+)(?!\.?[\w/`])", text)
     assert [name for name in named if not is_there(name, within)] == [], where

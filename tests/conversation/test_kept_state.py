@@ -16,7 +16,10 @@ from affinity.conversation import ToolResult
 from affinity.errors import SessionNotFound, SessionWriteConflict, StepFailed, WakeFailed
 from affinity.testing import Env
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.nightly_cases(r"\[postgres(?!-(commits|steps)\])"),  # the suite has what states and journals owe it
+]
 
 RETRY = RetryPolicy(max_attempts=10, initial_interval=1.0)
 

@@ -309,6 +309,7 @@ async def test_usage_counts_each_entry_once(url: str) -> None:
             assert await copy.usage() == {"tokens": tokens + 10}
 
 
+@pytest.mark.nightly_cases("new")
 async def test_usage_of_a_long_loop_of_compressions(url: str) -> None:
     """The inherited usage does not grow with the rounds, and counts once in a merge all the same."""
 

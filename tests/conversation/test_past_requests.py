@@ -69,6 +69,7 @@ async def ids(talk: affinity.ConversationHandle) -> list[str]:
     return [each.request_id for each in await talk.requests()]
 
 
+@pytest.mark.nightly_cases("new")
 async def test_at_each_entry(url: str) -> None:
     """Asked long ago and not answered, answered, interrupted, expired: as the fork begins, or without an end."""
     async with stage(url, asks, events=[Choice, Chosen]) as on:

@@ -28,7 +28,11 @@ from affinity.errors import (
 from affinity.testing import Env
 from tests.conversation.application import Chat, Handler, make
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    # The suite has what journals owe it on each database.
+    pytest.mark.nightly_cases(r"^(?!test_(what_is_committed_stays_and_counts|a_step_whose_process_ends)).*\[postgres"),
+]
 
 RETRY = RetryPolicy(max_attempts=3, initial_interval=1.0)
 

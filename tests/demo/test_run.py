@@ -130,6 +130,7 @@ def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.nightly_cases("new")
 def test_an_interrupted_run_leaves_nothing(any_url: str, start: Start, tmp_path: Path) -> None:
     demo = start("--conversations", "30", "--url", any_url)
     demo.wait_said("turns")

@@ -211,7 +211,7 @@ CASES = [
 ]
 
 
-@pytest.mark.nightly_cases(r"chat_api|\.(report|revisit|approval|stream)")
+@pytest.mark.nightly_cases(r"chat_api|\.(report|revisit|approval|stream|step02|step05)")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.module)
 async def test_an_example_passes(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FOLDER / "tutorial"))  # its steps import each other

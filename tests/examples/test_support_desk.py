@@ -17,7 +17,7 @@ from tests.support.worker_processes import PATIENCE, Workers, open_workers
 APP = "examples.support_desk.desk:app"
 
 pytestmark = pytest.mark.parametrize(
-    "any_url", ["sqlite", pytest.param("new", marks=pytest.mark.slow)], indirect=True, ids=str
+    "any_url", ["sqlite", pytest.param("new", marks=(pytest.mark.slow, pytest.mark.nightly))], indirect=True, ids=str
 )
 
 

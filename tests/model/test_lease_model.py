@@ -54,6 +54,7 @@ def test_the_protocol_holds(java: str, tmp_path: Path) -> None:
     assert int(found[1].replace(",", "")) > 100_000
 
 
+@pytest.mark.nightly_cases("Check|Wait")
 @pytest.mark.parametrize(
     ("rule", "invariant"),
     [
@@ -69,6 +70,7 @@ def test_each_rule_is_needed(java: str, tmp_path: Path, rule: str, invariant: st
     assert f"Invariant {invariant} is violated" in said, said
 
 
+@pytest.mark.nightly
 def test_an_incarnation_need_not_keep_its_epoch(java: str, tmp_path: Path) -> None:
     """It may: that saves a hydrate, and is no rule that the protocol rests on."""
     assert "No error has been found" in check(java, tmp_path, "KeepEpoch", items="{1, 2}")

@@ -30,7 +30,11 @@ from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, u
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
 
-pytestmark = [pytest.mark.anyio, pytest.mark.driver]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.driver,
+    pytest.mark.nightly_cases(r"\[(?!asyncio-plain-).*\bold\b"),  # no loop and no TLS depends on the version
+]
 
 LOOPS: Final = [False, True] if find_spec("uvloop") else [False]
 
@@ -94,6 +98,7 @@ async def test_calls_go_in_order(connection: Connection) -> None:
     assert turns == [[(n,)] for n in range(1, 51)]
 
 
+@pytest.mark.once
 async def test_thirty_megabytes_go_through_and_come_back(
     connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

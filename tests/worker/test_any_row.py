@@ -328,6 +328,7 @@ NUMBERS = count()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly_cases("new")
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -23,8 +23,11 @@ SESSIONS = 200
 SHARED = 50
 """Sessions on which two orchestrations count at the same time."""
 
-SECONDS = 60.0
+SECONDS = 20.0
 """Of kills and pauses."""
+
+SECONDS_OF_ALL = 60.0
+"""The same with ``--all``."""
 
 OPTIONS = {"max_sessions_per_runtime": SESSIONS, "max_attempts": 100}
 
@@ -96,33 +99,34 @@ async def _outcome(client: Client, session: str, counts: Mapping[str, Sequence[i
 @pytest.mark.slow
 @pytest.mark.parametrize("postgres_age", ["old"], indirect=True)
 async def test_state_and_history_agree_whatever_happens_to_the_workers(
-    sqlite_url: str, postgres_migrated: str, stop_file: Path
+    sqlite_url: str, postgres_migrated: str, stop_file: Path, pytestconfig: pytest.Config
 ) -> None:
-    """200 sessions, 3 workers, a SIGKILL every two seconds and pauses longer than every lease, for a minute; on both
-    providers, side by side.
+    """200 sessions, 3 workers, a SIGKILL every two seconds and pauses longer than every lease, with ``--all`` for a
+    minute; on both providers, side by side.
     """
+    seconds = SECONDS_OF_ALL if pytestconfig.getoption("--all") else SECONDS
     async with anyio.create_task_group() as tasks:
         for url in (sqlite_url, postgres_migrated):
-            tasks.start_soon(_survive, url, stop_file)
+            tasks.start_soon(_survive, url, stop_file, seconds)
 
 
-async def _survive(url: str, stop_file: Path) -> None:
+async def _survive(url: str, stop_file: Path, seconds: float) -> None:
     async with Client(url) as client:
         with open_workers(url) as workers:
             faults = FaultInjector(workers, "tests.support.counter_app:app", **OPTIONS)
             await faults.start()
             on = await _start(client)
             began = time.monotonic()
-            await faults.inject(SECONDS)
-            assert time.monotonic() - began >= SECONDS
+            await faults.inject(seconds)
+            assert time.monotonic() - began >= seconds
             stop_file.touch()
             counts = await _counts(client, on)
         outcomes = {session: await _outcome(client, session, of_it) for session, of_it in counts.items()}
     disagree = [session for session, outcome in outcomes.items() if not outcome.agrees()]
     assert not disagree, outcomes[disagree[0]]
     assert len(outcomes) == SESSIONS
-    assert faults.kills > SECONDS / KILL_EVERY / 2
-    assert faults.pauses > SECONDS / PAUSE / 3
+    assert faults.kills > seconds / KILL_EVERY / 2
+    assert faults.pauses > seconds / PAUSE / 3
 
 
 @pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
