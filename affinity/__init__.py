@@ -23,7 +23,6 @@ if typing.TYPE_CHECKING:
         Activity,
         ActivityStatus,
         AuditEntry,
-        Client,
         Connectable,
         ConversationInfo,
         EndedStatus,
@@ -43,9 +42,6 @@ if typing.TYPE_CHECKING:
         RequestChange,
         RequestFeed,
         ResetPreview,
-        Schedule,
-        Schedules,
-        ScheduleState,
         SessionMoveOutcome,
         Start,
         StartOutcome,
@@ -53,6 +49,8 @@ if typing.TYPE_CHECKING:
         WorkStatistics,
         open_store,
     )
+    from affinity.composed.app import App
+    from affinity.composed.client import Client
     from affinity.conversation import (
         AgentMessage,
         Ancestor,
@@ -106,13 +104,12 @@ if typing.TYPE_CHECKING:
         UserMessage,
         Wake,
     )
-    from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
+    from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, UnservedWork
     from affinity.orchestration import (
         ActivityCancelledSignal,
         ActivityContext,
         ActivityDefinition,
         ActivityFuture,
-        App,
         BranchCancelledSignal,
         DurableFuture,
         Event,
@@ -120,11 +117,9 @@ if typing.TYPE_CHECKING:
         OrchestrationCancelledSignal,
         OrchestrationContext,
         OrchestrationDefinition,
-        Overlap,
         ReceivedEvent,
         RetryPolicy,
         RetryStrategy,
-        ScheduleTarget,
         Selected,
         SessionListener,
         SessionMoved,
@@ -159,6 +154,7 @@ if typing.TYPE_CHECKING:
         StateEncoding,
         StateWrite,
     )
+    from affinity.schedules import Overlap, Schedule, Schedules, ScheduleState, ScheduleTarget, TickReason
     from affinity.session import (
         CacheStats,
         Imported,
@@ -333,12 +329,15 @@ __all__ = [
 
 _PACKAGES: typing.Final = (
     "orchestration",
+    "composed.app",
     "records",
     "provider.contract",
     "provider",
     "session",
     "explain",
     "client",
+    "composed.client",
+    "schedules",
     "worker",
     "conversation",
 )

@@ -21,9 +21,12 @@ DOCS: Final = Path(__file__).resolve().parent
 ROOT: Final = DOCS.parent
 
 MODULES: Final = [
+    "affinity.composed.app",
+    "affinity.composed.client",
     "affinity.client",
     "affinity.sync",
     "affinity.orchestration",
+    "affinity.schedules",
     "affinity.session",
     "affinity.conversation",
     "affinity.agent",
@@ -39,8 +42,10 @@ MODULES: Final = [
 ]
 
 INTRODUCTIONS: Final = {
-    "affinity.sync": "Each call does what the call of the same name in [affinity.client](affinity.client.md) or"
-    " [affinity.conversation](affinity.conversation.md) does, and waits for it. Calls with overloads, such as"
+    "affinity.composed.app": "`affinity.App`.\n\n",
+    "affinity.composed.client": "`affinity.Client`.\n\n",
+    "affinity.sync": "Each call does what the call of the same name of [affinity.Client](affinity.composed.client.md)"
+    " or [affinity.conversation](affinity.conversation.md) does, and waits for it. Calls with overloads, such as"
     " `Client.start` and `Client.handle`, are described there only.\n\n",
 }
 """Of modules whose docstrings are elsewhere."""

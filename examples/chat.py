@@ -12,7 +12,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.client import Client, Handle
+from affinity import Client
+from affinity.client import Handle
 from affinity.session import SessionCache
 
 MESSAGES = ["hello", "how are you?", "what did I say first?", "and now?", "still there?", "bye"]

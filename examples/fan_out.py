@@ -13,7 +13,7 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.client import Client
+from affinity import Client
 
 app = affinity.App("fan-out")
 RETRY = affinity.RetryPolicy(max_attempts=3, initial_interval=0.05)

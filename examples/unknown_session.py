@@ -13,7 +13,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.client import Client, Handle
+from affinity import Client
+from affinity.client import Handle
 from affinity.errors import ActivityFailed, UnknownSession
 from affinity.session import SessionCache
 

@@ -18,7 +18,7 @@ from affinity.errors import InvalidId, InvalidInput
 from affinity.journal import StreamCursor
 from affinity.limits import check_code_name
 from affinity.orchestration.futures import _default_id
-from affinity.schedules import tick_id
+from affinity.schedules.firing import tick_id
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -7,10 +7,11 @@ import importlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 import pytest
 
+from affinity.guests import GUESTS, Side
 from tests.support.public_names import FOR_EXTENSIONS, PUBLIC, WITHOUT_LIST
 
 ROOT: Final = Path(__file__).parent.parent
@@ -149,6 +150,21 @@ def test_the_engine_names_no_conversation(package: str) -> None:
     for path in sorted((ROOT / "affinity" / package).rglob("*")):
         if path.suffix in {".py", ".sql"} and path.name != CLIENT_RIGHTS:
             assert "conversation" not in path.read_text().lower(), path.relative_to(ROOT)
+
+
+def test_no_file_of_the_kernel_is_named_after_a_guest() -> None:
+    """A guest has all that it consists of in its own folder."""
+    kernel = ("client", "explain", "orchestration", "provider", "session", "worker")
+    files = [path for package in kernel for path in (ROOT / "affinity" / package).rglob("*")]
+    assert [path for path in files if path.stem.lstrip("0123456789_") in GUESTS] == []
+
+
+@pytest.mark.parametrize("guest", GUESTS)
+def test_the_modules_that_a_guest_is_listed_with_exist(guest: str) -> None:
+    """And are listed: a seam looks at no other."""
+    sides = {side for side in get_args(Side) if (ROOT / "affinity" / guest / f"{side.replace('.', '/')}.py").exists()}
+    assert sides == GUESTS[guest]
+    assert list(GUESTS) == sorted(GUESTS)
 
 
 def test_conversations_know_no_model(imported: dict[str, Imports]) -> None:

@@ -23,8 +23,8 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import AgentMessage, UserMessage
-from affinity.client import Client, ExternalEvent
+from affinity import AgentMessage, Client, UserMessage
+from affinity.client import ExternalEvent
 from affinity.errors import NoReply, SchemaMismatch
 from affinity.orchestration.events import CarriedEvent, EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ActivityTask, decode_event, decode_task, encode_event, encode_task

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from affinity import App
 from affinity.errors import InvalidApp
-from affinity.orchestration import App
 
 
 def load_app(target: str) -> App:

@@ -46,7 +46,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Sessions, conversations, schedules": {
         "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
         "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
-        "schedules": ("schedules.schedules", "Show, create, pause and trigger schedules."),
+        "schedules": ("affinity.schedules.command.schedules", "Show, create, pause and trigger schedules."),
     },
     "Operate": {
         "migrate": ("cluster.migrate", "Bring the database's schema up to date."),

@@ -3,13 +3,12 @@
 from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
-from affinity.client.client import Client, Handle, open_store
+from affinity.client.client import Handle, KernelClient, open_store
 from affinity.client.conversations import Connectable, ConversationInfo
 from affinity.client.inbox import PendingRequest, RequestChange, RequestFeed
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, Start, StartOutcome
 from affinity.client.resets import ResetPreview
-from affinity.client.schedules import Schedule, Schedules, ScheduleState
 from affinity.client.views import (
     ExecutionSummary,
     Failure,
@@ -19,7 +18,7 @@ from affinity.client.views import (
     TreeNode,
     WorkStatistics,
 )
-from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, TickReason, UnservedWork
+from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, UnservedWork
 from affinity.explain.names import CodeDifference, code_differences
 from affinity.orchestration.typed import ExternalEvent
 from affinity.paging import Page, Pages
@@ -30,7 +29,6 @@ __all__ = [
     "Activity",
     "ActivityStatus",
     "AuditEntry",
-    "Client",
     "CodeDifference",
     "Connectable",
     "ConversationInfo",
@@ -45,6 +43,7 @@ __all__ = [
     "IfEnded",
     "Instance",
     "InstanceTree",
+    "KernelClient",
     "Page",
     "Pages",
     "PendingRequest",
@@ -54,15 +53,11 @@ __all__ = [
     "RequestChange",
     "RequestFeed",
     "ResetPreview",
-    "Schedule",
-    "ScheduleState",
-    "Schedules",
     "SessionHolding",
     "SessionLife",
     "SessionMoveOutcome",
     "Start",
     "StartOutcome",
-    "TickReason",
     "TreeNode",
     "UnservedWork",
     "WorkStatistics",

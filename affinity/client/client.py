@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast, overload
 
 import anyio
 from pydantic_core import to_json
@@ -38,7 +38,6 @@ from affinity.client.requests import (
     result_codec,
     start_of,
 )
-from affinity.client.schedules import Schedules
 from affinity.client.starts import PendingStart, refusal_of
 from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
 from affinity.client.waits import NotedWait
@@ -83,23 +82,8 @@ class StartOptions(TypedDict, total=False):
     force: bool
 
 
-class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, AuditCalls):
-    """Starts orchestrations, sends them events and waits for them, through the database.
-
-    ::
-
-        async with Client("sqlite:///affinity.db") as client:
-            handle = await client.start(conversation, Opening(topic="tea"), instance_id="chat-17")
-            await handle.raise_event("user_message", {"text": "hello"})
-            summary = await handle.wait(timeout=60)
-
-    Calls are retried for `affinity.client.calls.RETRY_SECONDS` while the database fails transiently. Calls that are not
-    idempotent (events, requests to cancel) are not retried once the connection was lost in the middle: they raise
-    `ConnectionLost`, and may or may not have happened.
-
-    Every call raises a `ProviderError` when the database refuses or fails; its fields classify the error. No message
-    contains the URL of the database.
-    """
+class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCalls, AuditCalls):
+    """The calls of the kernel; `affinity.Client` has those of the guests too."""
 
     def __init__(self, url: str) -> None:
         """A client of the database at ``url``, which is opened on entry.
@@ -111,7 +95,7 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
         super().__init__(url)
 
     @classmethod
-    def from_provider(cls, provider: Provider) -> Client:
+    def from_provider(cls, provider: Provider) -> Self:
         """A client on an open provider, which stays the caller's to close."""
         client = cls("")
         client._given = provider
@@ -506,16 +490,9 @@ class Client(Administration, RegisteredCalls, ConversationCalls, RequestCalls, A
             raise await self._wait_timeout(instance_id, message)
         return info
 
-    # -- schedules
-
-    @property
-    def schedules(self) -> Schedules:
-        """Creates, shows and changes schedules."""
-        return Schedules(self)
-
     # -- conversations
 
-    def conversation(self, conversations: Connectable[Client, T], conversation_id: str) -> T:
+    def conversation(self, conversations: Connectable[KernelClient, T], conversation_id: str) -> T:
         """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
 
         Raises:
@@ -565,7 +542,7 @@ class Handle(Generic[R]):
 
     instance_id: str
     outcome: StartOutcome | None  # what its start has found or done; None: this handle has started nothing
-    _client: Client = field(repr=False)
+    _client: KernelClient = field(repr=False)
     _result: Codec | None = field(repr=False)  # None: the orchestration is known by name only
 
     async def wait(self, timeout: float | None = None) -> R:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, TypeAlias
 
+from affinity import Client
 from affinity.audit import record_refusal
-from affinity.client import Client
 from affinity.console.access import Access, Action
 from affinity.console.pages.base import given, number, required
 from affinity.console.pages.conversations import handle_of
@@ -19,6 +20,7 @@ from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.conversation import ConversationHandle, UserMessage
 from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance, WaitTimeout, WakeFailed
+from affinity.guests import modules
 
 logger: logging.Logger = logging.getLogger("affinity.console")
 
@@ -46,7 +48,7 @@ async def do(client: Client, name: str, form: Form, access: Access) -> str:
         Refused: there is no such action, the user may not, or the name was not repeated.
         AffinityError: the client refuses.
     """
-    verb = VERBS.get(name)
+    verb = verbs().get(name)
     if verb is None:
         raise Refused(404, "there is no such action")
     with client.acting_as(access.user, source="console"):
@@ -188,21 +190,13 @@ async def _move(client: Client, form: Form) -> str:
     return _done(await client.move_session(form["session"], required(form, "to")), "planned", "moved")
 
 
-async def _pause_schedule(client: Client, form: Form) -> str:
-    return (await client.schedules.pause(form["schedule"], form.get("reason", ""))).state
-
-
-async def _resume_schedule(client: Client, form: Form) -> str:
-    return (await client.schedules.resume(form["schedule"])).state
-
-
 def _done(outcome: str, *good: str) -> str:
     if outcome not in good:
         raise Refused(409, f"nothing was changed: {outcome.replace('_', ' ')}")
     return outcome
 
 
-VERBS: Final[Mapping[str, Verb]] = {
+_VERBS: Final[Mapping[str, Verb]] = {
     "answer": Verb("answer", "conversation", _answer),
     "ask": Verb("converse", "conversation", _ask),
     "cancel": Verb("cancel", "instance", lambda c, f: c.cancel(f["instance"], f.get("reason", "")), confirmed=True),
@@ -224,9 +218,14 @@ VERBS: Final[Mapping[str, Verb]] = {
     "release": Verb("release", "session", _release),
     "move": Verb("move", "session", _move),
     "drain": Verb("drain", "worker", lambda c, f: c.drain_worker(f["worker"]), confirmed=True),
-    "pause-schedule": Verb("schedule", "schedule", _pause_schedule),
-    "resume-schedule": Verb("schedule", "schedule", _resume_schedule),
-    "trigger-schedule": Verb("schedule", "schedule", lambda c, f: c.schedules.trigger(f["schedule"]), confirmed=True),
     "end-drain": Verb("drain", "worker", lambda c, f: c.resume_worker(f["worker"])),
 }
-"""By name, as in the address of a form."""
+
+
+@cache
+def verbs() -> Mapping[str, Verb]:
+    """The actions by name, as in the address of a form. A guest's module ``page`` has its own, named ``VERBS``."""
+    found = dict(_VERBS)
+    for module in modules("page").values():
+        found |= module.VERBS
+    return found

@@ -16,13 +16,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from affinity import errors
+from affinity import Client, errors
 from affinity.async_block import ClosedBlock
-from affinity.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.callbacks import call_async, check_result
-from affinity.console.pages import PAGES, Page
+from affinity.console.pages import Page, menu, pages
 from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
 from affinity.console.recent import SECONDS, Recent
@@ -90,7 +89,7 @@ class Console(ClosedBlock):
         self._recent = Recent[_Read]()
         self._said = SaidNow(lambda: Payloads(redact))
         self._live_pages = 0
-        routes = [Route(page.path, partial(self._page, page=page)) for page in PAGES.values()]
+        routes = [Route(page.path, partial(self._page, page=page)) for page in pages().values()]
         app = Starlette(
             routes=[
                 *routes,
@@ -215,7 +214,7 @@ class Console(ClosedBlock):
         """A whole value of a page, as a file."""
         await self._allowed(request)
         query = dict(request.query_params)
-        page, part = PAGES.get(query.pop("page", "")), query.pop("part", "")
+        page, part = pages().get(query.pop("page", "")), query.pop("part", "")
         if page is None:
             raise Refused(404, "there is no such page")
         _, payloads = await self._read(page, query)
@@ -230,7 +229,7 @@ class Console(ClosedBlock):
         back = await do(await self._open(), request.path_params["action"], form, access)
         self._recent.clear()
         path, _, query = back.partition("?")
-        target = path if path in PAGES else "/"
+        target = path if path in pages() else "/"
         return RedirectResponse(request.scope.get("root_path", "") + target + (query and f"?{query}"), 303)
 
     async def _static(self, request: Request) -> Response:
@@ -251,7 +250,7 @@ class Console(ClosedBlock):
 
 def _frame(request: Request) -> dict[str, Any]:
     """What each page has around its own."""
-    return {"base": request.scope.get("root_path", ""), "version": static_version()}
+    return {"base": request.scope.get("root_path", ""), "version": static_version(), "menu": menu()}
 
 
 class _Headers:

@@ -15,10 +15,11 @@ from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, PrefixLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from affinity.console.strip import color_of
+from affinity.guests import guests_with
 
 SHORT: Final = 160
 """Characters of a value in a table."""
@@ -106,7 +107,12 @@ def static_version() -> str:
 @cache
 def _environment() -> Environment:
     made = Environment(
-        loader=PackageLoader("affinity.console"),
+        loader=ChoiceLoader(
+            [
+                PackageLoader("affinity.console"),
+                PrefixLoader({guest: PackageLoader(f"affinity.{guest}", "") for guest in guests_with("page")}),
+            ]
+        ),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=visible,

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from pydantic_core import to_json
 
-from affinity.client import Client, PendingRequest
+from affinity.client import KernelClient, PendingRequest
 from affinity.client.conversations import ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
@@ -25,9 +25,10 @@ from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
-from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy, ScheduleTarget
+from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext, RetryPolicy
 from affinity.orchestration.definitions import is_async, refuse_other_context, refuse_unbound
 from affinity.records import SessionMetadata, SessionState
+from affinity.schedules import ScheduleTarget
 from affinity.session import OpenSession, Sessions, StateCodec
 from affinity.tasks import call_here
 from affinity.user_code import is_rerun
@@ -122,7 +123,7 @@ class Conversations(Sessions[S]):
         self.spec: ConversationKind = ConversationKind(
             name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
         )
-        self._app: App | None = None
+        self._app: KernelApp | None = None
         self._rebuild = rebuild
 
     @overload
@@ -199,7 +200,7 @@ class Conversations(Sessions[S]):
                 type(returned).__name__,
             )
 
-    def connect(self, client: Client, conversation_id: str) -> ConversationHandle:
+    def connect(self, client: KernelClient, conversation_id: str) -> ConversationHandle:
         """The handle of a conversation; see `Client.conversation`."""
         return ConversationHandle(client, self.spec, conversation_id, self)
 
@@ -260,7 +261,7 @@ class Conversations(Sessions[S]):
         encoded = await self._schema.encode(self._schema.new(conversation_id, state))
         return None if encoded is None else encoded.new
 
-    def _functions(self) -> App:
+    def _functions(self) -> KernelApp:
         """The orchestrations and the activities of these conversations; for `App.include`.
 
         Raises:
@@ -279,8 +280,8 @@ class Conversations(Sessions[S]):
         """The events of the application that clients may send; see `affinity.orchestration.app.HasInputTypes`."""
         return self.spec.types.input_types()
 
-    def _registered(self) -> App:
-        app, spec, runner = App(self.kind), self.spec, WakeRunner(self)
+    def _registered(self) -> KernelApp:
+        app, spec, runner = KernelApp(self.kind), self.spec, WakeRunner(self)
 
         @app.activity(name=spec.activity, journal_inputs=spec.limits.inputs)
         async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:

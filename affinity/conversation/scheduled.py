@@ -20,7 +20,8 @@ from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, start_of
 from affinity.errors import ConversationError, InvalidInput
 from affinity.journal import ConversationStatus, JournalAccess, JournalAppend, JournalFilter, NewEntry
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_choice
-from affinity.orchestration import ActivityContext, App, OrchestrationContext, ScheduleTarget
+from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext
+from affinity.schedules import ScheduleTarget
 
 STEPS_PER_EXECUTION: Final = 500
 """Steps after which the instance continues as new."""
@@ -83,7 +84,7 @@ def orchestration_of(kind: ConversationKind) -> str:
     return f"{kind.name}.scheduled"
 
 
-def register(app: App, kind: ConversationKind) -> None:
+def register(app: KernelApp, kind: ConversationKind) -> None:
     """Register the orchestration and its activity."""
     activity = f"{kind.name}.deliver"
 

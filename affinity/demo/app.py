@@ -16,9 +16,10 @@ from typing import Final
 import anyio
 from pydantic import BaseModel
 
+from affinity import App
 from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.errors import SessionLoadFailed
-from affinity.orchestration import ActivityContext, App, OrchestrationContext, RetryPolicy
+from affinity.orchestration import ActivityContext, OrchestrationContext, RetryPolicy
 from affinity.records import SessionMetadata, SessionStore
 from affinity.session import Sessions
 

@@ -8,7 +8,6 @@ their instances by `add_reasons`.
 from affinity.explain.drains import DrainPreview, DrainTarget, drain_preview
 from affinity.explain.life import SessionHolding, SessionLife, session_life
 from affinity.explain.reasons import Explainer, add_reasons, explain, time_text
-from affinity.explain.ticks import TickReason, explain_schedule
 from affinity.explain.unserved import UnservedWork, unserved_work
 
 __all__ = [
@@ -17,12 +16,10 @@ __all__ = [
     "Explainer",
     "SessionHolding",
     "SessionLife",
-    "TickReason",
     "UnservedWork",
     "add_reasons",
     "drain_preview",
     "explain",
-    "explain_schedule",
     "session_life",
     "time_text",
     "unserved_work",

@@ -3,21 +3,19 @@
 Pure: no I/O, no clock, no event loop. The names exported here are the authoring API. The worker imports the engine from
 the modules.
 
-* ``app``, ``definitions``, ``context``, ``activity``, ``typed``, ``schedules``, ``retry``, ``signals``: the authoring
-  API.
+* ``app``, ``definitions``, ``context``, ``activity``, ``typed``, ``retry``, ``signals``: the authoring API.
 * ``engine``, ``scheduler``, ``futures``, ``combine``, ``inbox``, ``history``: one execution, live and in replay.
 * ``events``, ``waits``, ``failures``, ``wire``, ``codec``: recorded events and errors, and their JSON.
 """
 
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.app import App, SessionListener
+from affinity.orchestration.app import KernelApp, SessionListener
 from affinity.orchestration.combine import Selected
 from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition
 from affinity.orchestration.futures import ActivityFuture
 from affinity.orchestration.retry import RetryPolicy, RetryStrategy
 from affinity.orchestration.scheduler import DurableFuture
-from affinity.orchestration.schedules import Overlap, ScheduleTarget
 from affinity.orchestration.signals import ActivityCancelledSignal, BranchCancelledSignal, OrchestrationCancelledSignal
 from affinity.orchestration.typed import Event, EventValue, ExternalEvent, ReceivedEvent
 from affinity.orchestration.waits import SessionMoved
@@ -27,20 +25,18 @@ __all__ = [
     "ActivityContext",
     "ActivityDefinition",
     "ActivityFuture",
-    "App",
     "BranchCancelledSignal",
     "DurableFuture",
     "Event",
     "EventValue",
     "ExternalEvent",
+    "KernelApp",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
     "OrchestrationDefinition",
-    "Overlap",
     "ReceivedEvent",
     "RetryPolicy",
     "RetryStrategy",
-    "ScheduleTarget",
     "Selected",
     "SessionListener",
     "SessionMoved",

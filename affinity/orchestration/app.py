@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeVar, Unpack, cast, overload, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from pydantic_core import to_json
 
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
 from affinity.limits import MAX_SCHEMAS_BYTES, check_code_name
 from affinity.orchestration.activity import ActivityContext
-from affinity.orchestration.context import OrchestrationContext, OrchestrationFunction
+from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import (
     DEFINITION_ATTRIBUTE,
     ActivityDefinition,
@@ -28,13 +28,10 @@ from affinity.orchestration.definitions import (
     qualname,
     refuse_other_context,
 )
-from affinity.orchestration.schedules import ScheduleOptions, ScheduleSpec, Target, TickOptions, new_spec
-from affinity.orchestration.schedules import check_name as check_schedule_name
 from affinity.orchestration.schemas import interface_of, schemas_of
 from affinity.records import Hydrate
 from affinity.user_code import is_interactive, is_rerun
 
-I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 ActivityForm = TypeVar("ActivityForm", bound=Callable[[ActivityContext], Any] | Callable[[ActivityContext, Any], Any])
 OrchestrationForm = TypeVar(
     "OrchestrationForm",
@@ -149,12 +146,20 @@ class HasFunctions(Protocol):
         """Kind of its definitions: an app has one such listener for each kind."""
         ...
 
-    def _functions(self) -> App:
+    def _functions(self) -> KernelApp:
         """Its activities and orchestrations."""
         ...
 
     def _sources(self) -> Iterable[Callable[..., Any]]:
         """The application's functions that these call: their files distinguish one release from another."""
+        ...
+
+
+class Declaration(Protocol):
+    """Something that the code of a guest declares for the worker, such as a schedule. Equal ones count once."""
+
+    def to_text(self) -> str:
+        """Return it as text: a part of the version of the code."""
         ...
 
 
@@ -167,14 +172,8 @@ class HasInputTypes(Protocol):
         ...
 
 
-class App:
-    """A registry of activities and orchestrations, which a worker runs.
-
-    The decorators return the function, which ``schedule_activity`` and ``schedule_sub_orchestration`` take as the
-    reference. An activity that an orchestration calls itself raises `OrchestrationMisuse`. A function takes its context
-    and at most one input. The annotations of input and result are their JSON types. When a notebook's cell runs again,
-    its functions take the place of their former definitions.
-    """
+class KernelApp:
+    """The registry of the kernel; `affinity.App` has the declarations of the guests too."""
 
     def __init__(self, name: str = "app") -> None:
         self.name: str = _checked_name(name, "app name")
@@ -183,7 +182,7 @@ class App:
         self._latest: dict[str, OrchestrationDefinition] = {}
         self._session_listeners: list[SessionListener] = []
         self._resources: list[Destroyable] = []
-        self._schedules: dict[str, ScheduleSpec] = {}
+        self._declared: dict[str, dict[str, Declaration]] = {}
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
@@ -275,55 +274,24 @@ class App:
         return tuple(self._resources)
 
     @property
-    def schedules(self) -> Mapping[str, ScheduleSpec]:
-        """The declared schedules, by name."""
-        return MappingProxyType(self._schedules)
+    def declared(self) -> Mapping[str, Mapping[str, Declaration]]:
+        """What guests have declared for the worker: by its noun, in the plural, and by name."""
+        return MappingProxyType(self._declared)
 
-    @overload
-    def schedule(
-        self, name: str, target: OrchestrationFunction[I, Any], *, input: I, **options: Unpack[TickOptions]
-    ) -> None: ...
-    @overload
-    def schedule(
-        self, name: str, target: Target, *, due_as: str | None = ..., **options: Unpack[TickOptions]
-    ) -> None: ...
-    @overload
-    def schedule(
-        self,
-        name: str,
-        target: OrchestrationFunction[Any, Any],
-        *,
-        input: Any,
-        due_as: str,
-        **options: Unpack[TickOptions],
-    ) -> None: ...
-    @overload
-    def schedule(self, name: str, target: str, **options: Unpack[ScheduleOptions]) -> None: ...
-    def schedule(self, name: str, target: Target, **options: Unpack[ScheduleOptions]) -> None:
-        """Declare a schedule. The database has it as soon as a worker of the newest version of this app runs; when that
-        version no longer declares it, it is paused.
-
-        ::
-
-            app.schedule("nightly", summary, cron="0 3 * * *", zone="Europe/Berlin")
-
-        Args:
-            name: of the schedule; unique in the database.
-            target: an orchestration, by function or name; an `affinity.ExternalEvent`, which is sent to its instance;
-                or a `ScheduleTarget` that another layer has made.
-            options: see `affinity.orchestration.schedules.ScheduleOptions`.
+    def _declare(self, noun: str, name: str, declaration: Declaration) -> None:
+        """Declare something for the worker, once under each name.
 
         Raises:
-            InvalidApp: the name is taken, or the target is no registered orchestration.
-            InvalidSchedule: an option is refused, such as a cron line or the name of a zone.
-            InvalidInput: another argument is refused; the subclass is the reason.
+            InvalidApp: the name is taken.
         """
-        spec = new_spec(target, options)
-        if check_schedule_name(name) in self._schedules and not is_interactive():
-            raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
-        self._schedules[name] = spec
+        if name in self._declared.get(noun, {}) and not is_interactive():
+            raise self._declared_twice(noun, name)
+        self._declared.setdefault(noun, {})[name] = declaration
 
-    def include(self, other: App | SessionListener | Destroyable) -> None:
+    def _declared_twice(self, noun: str, name: str) -> InvalidApp:
+        return InvalidApp(f"app {self.name!r} has two {noun} named {name!r}")
+
+    def include(self, other: KernelApp | SessionListener | Destroyable) -> None:
         """Register all functions and listeners of another app; or a listener, such as `affinity.Sessions` or
         `affinity.SessionCache`, which workers notify of the sessions that they lose; if it has functions
         (`affinity.orchestration.app.HasFunctions`), these too. Or an `affinity.Resource` that outlives the process,
@@ -333,7 +301,7 @@ class App:
             InvalidApp: a name (and version) is taken by another function, or a kind by another handler; then nothing
                 is registered. Or ``other`` is neither an app nor a listener.
         """
-        if isinstance(other, App):
+        if isinstance(other, KernelApp):
             self._include_app(other)
         elif isinstance(other, Destroyable):
             self._include_resource(other)
@@ -384,13 +352,14 @@ class App:
                 self._orchestrations.pop(key, None)
                 self._latest.pop(orchestration.name, None)
 
-    def _include_app(self, other: App) -> None:
+    def _include_app(self, other: KernelApp) -> None:
         for listener in other._session_listeners:
             self._refuse_other_handler(listener)
             self._remove_handler(listener)
-        for name, spec in other._schedules.items():
-            if self._schedules.get(name, spec) != spec and not is_interactive():
-                raise InvalidApp(f"app {self.name!r} has two schedules named {name!r}")
+        for noun, declarations in other._declared.items():
+            for name, declaration in declarations.items():
+                if self._declared.get(noun, {}).get(name, declaration) != declaration and not is_interactive():
+                    raise self._declared_twice(noun, name)
         for activity in other._activities.values():
             self._refuse_taken(self._activities.get(activity.name), activity)
         for orchestration in other._orchestrations.values():
@@ -403,7 +372,8 @@ class App:
             self.include(listener)
         for resource in other._resources:
             self.include(resource)
-        self._schedules |= other._schedules
+        for noun, declarations in other._declared.items():
+            self._declared.setdefault(noun, {}).update(declarations)
 
     def registered(self) -> dict[str, dict[str, str]]:
         """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and by kind the

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from affinity.errors import UnknownOrchestration
-from affinity.orchestration.app import App
+from affinity.orchestration.app import KernelApp
 from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.exported import ExportedExecution, ExportedHistory, version_of
 
 
-def replay_execution(app: App, history: ExportedHistory, execution: ExportedExecution) -> None:
+def replay_execution(app: KernelApp, history: ExportedHistory, execution: ExportedExecution) -> None:
     """Replay one execution of an instance.
 
     Raises:
@@ -26,7 +26,7 @@ def replay_execution(app: App, history: ExportedHistory, execution: ExportedExec
         live.close()
 
 
-def find_definition(app: App, name: str, version: str | None) -> OrchestrationDefinition:
+def find_definition(app: KernelApp, name: str, version: str | None) -> OrchestrationDefinition:
     """The orchestration of an app in this version; None: in the latest.
 
     Raises:

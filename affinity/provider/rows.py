@@ -27,7 +27,6 @@ from affinity.provider.contract import (
     KeyState,
     NewWorkItem,
     RegisteredCode,
-    ScheduleRow,
     SessionInfo,
     SessionMove,
     Suspension,
@@ -89,13 +88,6 @@ to_execution: Final = partial(to_record, ExecutionInfo)
 to_session: Final = partial(to_record, SessionInfo)
 to_session_move: Final = partial(to_record, SessionMove)
 to_tree_member: Final = partial(to_record, TreeMember)
-to_schedule: Final = partial(to_record, ScheduleRow)
-
-
-def schedule_values(row: ScheduleRow) -> dict[str, Any]:
-    """A schedule as JSON values, for a statement that writes it; times are Unix seconds."""
-    values = {each.name: getattr(row, each.name) for each in fields(row)}
-    return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
 def _to_labelled(cls: type[T], row: Columns, time: Time) -> T:

@@ -6,8 +6,9 @@ that older code uses *contracts*. It has a line of its own, ``-- oldest code: N`
 schema version N or a later one may use the database.
 
 So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it when
-``oldest code <= K <= version``. The folder ``schema`` of a provider has the whole schema by subject, as it is after the
-last migration. Until 0.1.0 is released that folder is migration 0001; from then on migrations are files of their own.
+``oldest code <= K <= version``. The folder ``schema`` of a provider has the kernel's schema by subject, and each guest
+has its own, as they are after the last migration. Until 0.1.0 is released these are migration 0001; from then on
+migrations are files of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from importlib.resources.abc import Traversable
 from typing import Final, LiteralString, TypeAlias
 
 from affinity.errors import SchemaMismatch
+from affinity.guests import folders
 from affinity_workflows import VERSION
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
@@ -115,11 +117,20 @@ def load_migrations(package: str) -> list[Migration]:
     """Migrations of a provider in order: the files of its folder ``migrations``, or ``schema`` where there is none."""
     folder = files(package) / "migrations"
     if not folder.is_dir():
-        return [Migration(1, FIRST, "\n".join(_texts(files(package) / "schema").values()))]
+        return [
+            Migration(1, FIRST, "\n".join([*_texts(files(package) / "schema").values(), *_schemas_of_guests(package)]))
+        ]
     texts = _texts(folder)
     numbers = [int(match["number"]) for name in texts if (match := _FILE.fullmatch(name))]
     assert numbers == list(range(1, len(texts) + 1)), f"gap in the migrations of {package}"
     return [Migration(number, name, text) for number, (name, text) in enumerate(texts.items(), 1)]
+
+
+def _schemas_of_guests(package: str) -> list[LiteralString]:
+    """The schema of each guest that has a part in this provider, in the order of the guests."""
+    engine = package.rpartition(".")[2]
+    found = [folder / "store" / f"{engine}_schema.sql" for folder in folders(f"store.{engine}")]
+    return [file.read_text(encoding="utf-8") for file in found]
 
 
 def _texts(folder: Traversable) -> dict[str, LiteralString]:

@@ -1,12 +1,13 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
 A file is a sequence of statements, each headed by a line ``-- name: what it is for``. A line ``-- include name`` stands
-for the text of another one of the file.
+for the text of another one of the file. A line ``-- columns of guests`` ends a select list to which guests add.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Final, LiteralString
@@ -37,3 +38,12 @@ def with_parts(statement: LiteralString, kept: frozenset[str]) -> LiteralString:
     It may stand in several pieces, and hold pieces of other parts.
     """
     return _PART.sub(lambda part: with_parts(part[2], kept) if part[1] in kept else "", statement)
+
+
+_COLUMNS: Final = re.compile(r"^ *-- columns of guests$", re.MULTILINE)
+
+
+def with_columns(statement: LiteralString, expressions: Iterable[LiteralString]) -> LiteralString:
+    """The statement with these expressions at the end of its select list."""
+    added = "".join(f"    , ({expression})\n" for expression in expressions).rstrip("\n")
+    return _COLUMNS.sub(lambda _: added, statement)

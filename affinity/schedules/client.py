@@ -15,10 +15,12 @@ from affinity.batching import batches
 from affinity.client.calls import check_delivery, retry
 from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
-from affinity.explain import TickReason, explain_schedule
 from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, check_condition, check_limit, check_text, several, truncate
 from affinity.orchestration.context import OrchestrationFunction
-from affinity.orchestration.schedules import (
+from affinity.provider.contract import Provider
+from affinity.schedules.firing import message_of_tick, new_row, start_of_tick, tick_id, with_spec
+from affinity.schedules.reasons import TickReason, explain_schedule
+from affinity.schedules.spec import (
     Overlap,
     ScheduleOptions,
     ScheduleSpec,
@@ -31,8 +33,7 @@ from affinity.orchestration.schedules import (
     read_spec,
     ticks,
 )
-from affinity.provider.contract import PauseKind, Provider, ScheduleRow, ScheduleWrite
-from affinity.schedules import message_of_tick, new_row, start_of_tick, tick_id, with_spec
+from affinity.schedules.store.contract import PauseKind, ScheduleProvider, ScheduleRow, ScheduleWrite, schedules_of
 
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 
@@ -90,6 +91,10 @@ class Schedules:
     @property
     def _provider(self) -> Provider:
         return self._client._provider
+
+    @property
+    def _store(self) -> ScheduleProvider:
+        return schedules_of(self._client._provider)
 
     @property
     def _database(self) -> str:
@@ -221,7 +226,7 @@ class Schedules:
         """
         check_limit(limit)
         check_condition((app, after), "app or after")
-        page = partial(self._provider.list_schedules, app=app, after=after, limit=limit)
+        page = partial(self._store.list_schedules, app=app, after=after, limit=limit)
         rows = await retry(page)
         return [_shown(row) for row in rows]
 
@@ -242,7 +247,7 @@ class Schedules:
         """
         names = several(names, "names")
         check_condition(names, "name")
-        rows = await retry(partial(self._provider.list_schedules, names)) if names else []
+        rows = await retry(partial(self._store.list_schedules, names)) if names else []
         workers, now = await retry(self._provider.list_workers), await self._now()
         return {row.name: explain_schedule(row, workers, now) for row in rows}
 
@@ -345,10 +350,10 @@ class Schedules:
     # -- how
 
     async def _now(self) -> datetime:
-        return (await retry(partial(self._provider.get_due_schedules, 0))).now
+        return (await retry(partial(self._store.get_due_schedules, 0))).now
 
     async def _find(self, name: str) -> ScheduleRow | None:
-        return next(iter(await retry(partial(self._provider.list_schedules, [name]))), None)
+        return next(iter(await retry(partial(self._store.list_schedules, [name]))), None)
 
     async def _read(self, name: str) -> ScheduleRow:
         row = await self._find(check_name(name))
@@ -357,7 +362,7 @@ class Schedules:
         return row
 
     async def _write(self, row: ScheduleRow, *, removed: bool = False) -> bool:
-        (written,) = await retry(partial(self._provider.write_schedules, [ScheduleWrite(row=row, removed=removed)]))
+        (written,) = await retry(partial(self._store.write_schedules, [ScheduleWrite(row=row, removed=removed)]))
         return written
 
     async def _change(self, name: str, change: Callable[[ScheduleRow, datetime], ScheduleRow]) -> Schedule:
@@ -388,6 +393,15 @@ class Schedules:
         for receiver, delivery in itertools.product(receivers, set(deliveries) - {"repeated"}):
             check_delivery(receiver, delivery)
         return deliveries.count("delivered")
+
+
+class ScheduleCalls(RegisteredCalls):
+    """The part of `affinity.Client` for schedules."""
+
+    @property
+    def schedules(self) -> Schedules:
+        """Creates, shows and changes schedules."""
+        return Schedules(self)
 
 
 def _refuse_declared(row: ScheduleRow, verb: str) -> None:

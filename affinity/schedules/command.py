@@ -14,9 +14,11 @@ from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, Parsed
 from affinity.cli.help import HelpGroup
 from affinity.cli.output import clock, counted, pairs, relative, table
 from affinity.cli.shell import PageOptions, Shell, command, confirm, paged, with_client
-from affinity.client import Client, Schedule, TickReason
 from affinity.limits import MAX_PAGE
-from affinity.orchestration import ExternalEvent, Overlap
+from affinity.orchestration import ExternalEvent
+from affinity.schedules.client import Schedule, ScheduleCalls
+from affinity.schedules.reasons import TickReason
+from affinity.schedules.spec import Overlap
 
 R = TypeVar("R")
 
@@ -57,7 +59,7 @@ def list_schedules(shell: Shell, *, app: str | None, page: PageOptions) -> None:
       affinity schedules list --all --json | jq -r '.schedules[] | select(.state != "active") | .name'
     """
 
-    async def read(client: Client) -> list[Schedule]:
+    async def read(client: ScheduleCalls) -> list[Schedule]:
         found = list(await client.schedules.list(app=app, limit=limit, after=page.after))
         while page.everything and len(found) % limit == 0 and found:
             more = await client.schedules.list(app=app, limit=limit, after=found[-1].name)
@@ -99,7 +101,7 @@ def show(shell: Shell, name: str) -> None:
       affinity schedules show nightly --json | jq -r '.next_ticks[0]'
     """
 
-    async def read(client: Client) -> tuple[Schedule, TickReason | None]:
+    async def read(client: ScheduleCalls) -> tuple[Schedule, TickReason | None]:
         return await client.schedules.show(name), (await client.schedules.explain([name])).get(name)
 
     _show(shell, *with_client(shell, read))
@@ -208,7 +210,7 @@ def create(
         if value is not None:
             more["input"] = value
 
-    async def run(client: Client) -> Schedule:
+    async def run(client: ScheduleCalls) -> Schedule:
         if event is None and not force:
             await client.check_registered(orchestration, version=given["version"])
         return await client.schedules.create(name, target, force=force, **options, **more)

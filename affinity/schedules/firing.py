@@ -10,9 +10,10 @@ from typing import Final
 
 from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.orchestration.events import CancelRequested, EventRaised, OrchestrationStarted
-from affinity.orchestration.schedules import ScheduleSpec, format_due, next_tick, read_spec
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
-from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow
+from affinity.provider.contract import NewInstance, NewMessage
+from affinity.schedules.spec import ScheduleSpec, format_due, next_tick, read_spec
+from affinity.schedules.store.contract import ScheduleRow
 
 _SHARES: Final = 2**32
 

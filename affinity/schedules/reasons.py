@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from affinity.explain.reasons import time_text
-from affinity.provider.contract import PauseKind, ScheduleRow, WorkerInfo
+from affinity.explain import time_text
+from affinity.provider.contract import WorkerInfo
 from affinity.records import frozen
+from affinity.schedules.store.contract import PauseKind, ScheduleRow
 
 LATE_SECONDS: Final = 5.0
 """A tick that is due for so long is late: workers look every second."""

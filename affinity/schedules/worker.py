@@ -2,7 +2,8 @@
 
 Any worker fires any schedule; it needs no code of what the schedule starts. A tick and the next due time are one write,
 from the revision that was read: of workers that fire the same tick one succeeds. A tick has an id of its own as well
-(`affinity.schedules.tick_id`), so that it starts nothing twice although the database was set back, or was restored.
+(`affinity.schedules.firing.tick_id`), so that it starts nothing twice although the database was set back, or was
+restored.
 
 Each sweep reports when the next schedule is due, so no worker asks for it. The worker that made the sweep waits for
 that time if it comes before the next sweep.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,8 +24,11 @@ import anyio
 
 from affinity.errors import DataRefused, QuotaExceeded
 from affinity.limits import MAX_PAGE, SCHEDULE_STEP
-from affinity.orchestration import App
-from affinity.orchestration.schedules import (
+from affinity.orchestration import KernelApp
+from affinity.provider.contract import NewInstance, NewMessage, Provider, WorkerInfo
+from affinity.schedules.declaring import declared_schedules
+from affinity.schedules.firing import cancellation, message_of_tick, new_row, start_of_tick, tick_id, with_spec
+from affinity.schedules.spec import (
     LATEST_SECONDS,
     MISSED_SECONDS,
     ScheduleSpec,
@@ -33,9 +37,9 @@ from affinity.orchestration.schedules import (
     read_spec,
     ticks,
 )
-from affinity.provider.contract import NewInstance, NewMessage, ScheduleRow, ScheduleWrite, WorkerInfo
-from affinity.schedules import cancellation, message_of_tick, new_row, start_of_tick, tick_id, with_spec
-from affinity.worker.services import WorkerPart, WorkerServices
+from affinity.schedules.store.contract import ScheduleRow, ScheduleWrite, keeps_schedules, schedules_of
+from affinity.worker.guests import GuestPart
+from affinity.worker.services import WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -174,15 +178,14 @@ class Firing:
         return ScheduleWrite(row=self.row, starts=self.starts)
 
 
-class Schedules(WorkerPart):
-    """The loops of one worker.
+class ScheduleLoops(GuestPart):
+    """The loops of one worker."""
 
-    Args:
-        code: version of the app's code.
-    """
+    late = ("schedule_late_seconds", "Seconds for which the longest due schedule has been due")
 
-    def __init__(self, services: WorkerServices, app: App, *, code: str) -> None:
-        super().__init__(services)
+    def __init__(self, services: WorkerServices, app: KernelApp, *, code: str) -> None:
+        super().__init__(services, app, code=code)
+        self._store = schedules_of(services.provider)
         self._app = app
         self._code = code
         self._wanted = anyio.Event()
@@ -190,11 +193,31 @@ class Schedules(WorkerPart):
         self._late: set[str] = set()
         self._is_first = True
 
-    def note(self, next_due: float | None) -> None:
-        """A schedule is due in so many seconds, as a sweep has seen."""
-        if next_due is not None and next_due <= HORIZON:
-            self._at = self._monotonic() + next_due
+    @classmethod
+    def is_wanted(cls, provider: Provider, app: KernelApp) -> bool:
+        """Whether the provider keeps schedules, or the app declares some, which then is an error."""
+        return keeps_schedules(provider) or bool(declared_schedules(app))
+
+    @property
+    def loops(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        """Fire, and declare."""
+        return (self.run, self.declare)
+
+    def on_due(self, seconds: float | None) -> None:
+        """Fire in so many seconds, if that is before the next sweep."""
+        if seconds is not None and seconds <= HORIZON:
+            self._at = self._monotonic() + seconds
             self._wanted.set()
+
+    async def run_due(self) -> None:
+        """Fire all that is due."""
+        await self.fire()
+
+    def starts(self) -> Iterable[tuple[str, str | None]]:
+        """Return the orchestrations that declared schedules start."""
+        for spec in declared_schedules(self._app).values():
+            if spec.orchestration is not None:
+                yield spec.orchestration, spec.version
 
     async def run(self) -> None:
         """Fire the schedules that are due within `HORIZON` of a sweep, until cancelled."""
@@ -203,13 +226,13 @@ class Schedules(WorkerPart):
             self._wanted = anyio.Event()
             await self._pause(max(0.0, self._at - self._monotonic()))
             if self._lease.is_serving:
-                self.note(await self.fire())
+                self.on_due(await self.fire())
 
     async def fire(self) -> float | None:
         """Fire all that is due; returns the seconds until the next schedule is, None if none will be."""
         waits = False
         while True:
-            due = await self._health.call(partial(self._provider.get_due_schedules, SCHEDULE_STEP), self.run)
+            due = await self._health.call(partial(self._store.get_due_schedules, SCHEDULE_STEP), self.run)
             if not due.rows:
                 return due.next_due if not waits else min(due.next_due or QUEUED_SECONDS, QUEUED_SECONDS)
             late: list[ScheduleRow] = []
@@ -219,7 +242,7 @@ class Schedules(WorkerPart):
             late += await self._write(firings)
             if late:
                 await self._health.call(
-                    partial(self._provider.write_schedules, [ScheduleWrite(row=row) for row in late]), self.run
+                    partial(self._store.write_schedules, [ScheduleWrite(row=row) for row in late]), self.run
                 )
 
     def _planned(self, row: ScheduleRow, now: datetime, late: list[ScheduleRow]) -> Firing | None:
@@ -288,7 +311,7 @@ class Schedules(WorkerPart):
         return late
 
     async def _write_once(self, firings: Sequence[Firing]) -> None:
-        write = partial(self._provider.write_schedules, [firing.write for firing in firings])
+        write = partial(self._store.write_schedules, [firing.write for firing in firings])
         written = await self._health.call(write, self.run)
         done = [firing for firing, ok in zip(firings, written, strict=True) if ok]
         for firing in done:
@@ -309,7 +332,7 @@ class Schedules(WorkerPart):
     async def declare(self) -> None:
         """Bring the declared schedules up to date, at the start and once in a while, until cancelled."""
         is_done = False
-        while self._app.schedules or not is_done:
+        while declared_schedules(self._app) or not is_done:
             if self._lease.is_serving:
                 is_done = await self.declare_now()
             await self._pause(DECLARE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
@@ -321,29 +344,29 @@ class Schedules(WorkerPart):
         if newest_version(workers, name) not in {None, self._code}:
             return False
         rows = await self._rows_of(name)
-        others = {row.name: row for row in await self._rows_named(self._app.schedules.keys() - rows.keys())}
-        now = (await self._health.call(partial(self._provider.get_due_schedules, 0), self.declare)).now
+        others = {row.name: row for row in await self._rows_named(declared_schedules(self._app).keys() - rows.keys())}
+        now = (await self._health.call(partial(self._store.get_due_schedules, 0), self.declare)).now
         writes = [
             changed
-            for schedule, spec in self._app.schedules.items()
+            for schedule, spec in declared_schedules(self._app).items()
             if (changed := self._declared(schedule, spec, rows.get(schedule), others.get(schedule), now)) is not None
         ]
         writes += [
             _undeclared(row, self._code)
             for row in rows.values()
-            if row.name not in self._app.schedules and row.paused is None
+            if row.name not in declared_schedules(self._app) and row.paused is None
         ]
         for row in writes:
             what = "no longer declared" if row.paused == "undeclared" else "declared"
             logger.info("schedule %s: %s by code %s", row.name, what, self._code)
         for start in range(0, len(writes), SCHEDULE_STEP):
             batch = [ScheduleWrite(row=row) for row in writes[start : start + SCHEDULE_STEP]]
-            written = await self._health.call(partial(self._provider.write_schedules, batch), self.declare)
+            written = await self._health.call(partial(self._store.write_schedules, batch), self.declare)
             if not all(written):  # one has fired meanwhile, or another worker declares it
                 return await self.declare_now()
         self._is_first = False
         if writes:
-            self.note(0.0)
+            self.on_due(0.0)
         return True
 
     def _declared(
@@ -367,7 +390,7 @@ class Schedules(WorkerPart):
         rows: dict[str, ScheduleRow] = {}
         after: str | None = None
         while True:
-            page = partial(self._provider.list_schedules, app=app, after=after, limit=MAX_PAGE)
+            page = partial(self._store.list_schedules, app=app, after=after, limit=MAX_PAGE)
             found = await self._health.call(page, self.declare)
             rows |= {row.name: row for row in found}
             if len(found) < MAX_PAGE:
@@ -377,7 +400,7 @@ class Schedules(WorkerPart):
     async def _rows_named(self, names: Sequence[str] | set[str]) -> Sequence[ScheduleRow]:
         if not names:
             return []
-        return await self._health.call(partial(self._provider.list_schedules, sorted(names)), self.declare)
+        return await self._health.call(partial(self._store.list_schedules, sorted(names)), self.declare)
 
 
 def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
@@ -390,3 +413,7 @@ def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
 def _undeclared(row: ScheduleRow, code: str) -> ScheduleRow:
     note = f"code {code} no longer declares it"
     return replace(row, paused="undeclared", note=note, code=code, next_due=None, queued=None, queued_until=None)
+
+
+PART: Final = ScheduleLoops
+"""The part of a worker."""

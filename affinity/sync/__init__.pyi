@@ -1,7 +1,7 @@
 """The types of `affinity.sync`. Written by ``python -m tests.sync.stubs``."""
 
 from affinity.audit import AuditEntry
-from affinity.client import Client as AsyncClient, PendingRequest
+from affinity.client import PendingRequest
 from affinity.client.activities import Activity
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.audit import AuditConditions
@@ -13,8 +13,8 @@ from affinity.client.inspection import InstanceConditions, MoveConditions
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import Start, StartOutcome, Started
 from affinity.client.resets import ResetPreview
-from affinity.client.schedules import Schedule
 from affinity.client.views import ExecutionSummary, HistoryRecord, Instance, InstanceTree, WorkStatistics
+from affinity.composed.client import Client as AsyncClient
 from affinity.conversation.events import JournalEntry, JournalEvent, OutcomeUpdated
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.lineage import Ancestor, MadeBy, Summarise
@@ -24,10 +24,9 @@ from affinity.conversation.reply_stream import ReplyItem
 from affinity.conversation.transfer import LeftOut
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
 from affinity.errors import Explanation
-from affinity.explain import DrainPreview, SessionLife, TickReason, UnservedWork
+from affinity.explain import DrainPreview, SessionLife, UnservedWork
 from affinity.journal import ConversationStatus, Description
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
-from affinity.orchestration.schedules import ScheduleOptions, Target, TickOptions
 from affinity.orchestration.typed import EventValue, ExternalEvent
 from affinity.paging import Page
 from affinity.provider.contract import (
@@ -50,6 +49,9 @@ from affinity.records import (
     SessionStore as AsyncSessionStore,
     SessionSummary,
 )
+from affinity.schedules.client import Schedule
+from affinity.schedules.reasons import TickReason
+from affinity.schedules.spec import ScheduleOptions, Target, TickOptions
 from affinity.session.manager import SessionFamily
 from affinity.session.removal import Pruned
 from affinity.session.transfer import ImportTimes, Imported, Lines, OnExists, Progress
@@ -107,6 +109,8 @@ class Client:
     def check_registered(self, name: str, *, version: str | None = ..., kind: str = ...) -> None: ...
     def check_event(self, kind: str, name: str, event: str, data: Any) -> None: ...
     def check_awaited(self, instance_id: str, event: str) -> None: ...
+    @property
+    def schedules(self) -> Schedules: ...
     def status(self, instance_id: str) -> Instance: ...
     def explain(self, instance_id: str) -> Explanation | None: ...
     def history(
@@ -202,8 +206,6 @@ class Client:
     def wait_status(
         self, instance_id: str, *, changed_from: Instance | None = ..., timeout: float | None = ...
     ) -> Instance: ...
-    @property
-    def schedules(self) -> Schedules: ...
     def conversation(
         self, conversations: Connectable[AsyncClient, Any], conversation_id: str
     ) -> ConversationHandle: ...

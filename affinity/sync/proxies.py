@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from affinity import client, conversation, session
+from affinity import client, conversation, schedules, session
+from affinity.composed.client import Client as AsyncClient
 from affinity.records import SessionStore as AsyncSessionStore
 from affinity.session.stores import RetryingStore
 from affinity.sync.loop import Opening
@@ -17,7 +18,7 @@ NOT_HERE: Final = frozenset({"from_provider", "journals"})
 """Members of `affinity.Client` that belong to its event loop, or to the layers above."""
 
 
-class Client(Proxy, of=client.Client, without=NOT_HERE):
+class Client(Proxy, of=AsyncClient, without=NOT_HERE):
     """`affinity.Client` for code without an event loop of its own: each call waits for its result.
 
     ::
@@ -40,7 +41,7 @@ class Client(Proxy, of=client.Client, without=NOT_HERE):
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: by the first call, as `affinity.Client`.
         """
-        opened = client.Client(url)
+        opened = AsyncClient(url)
         super().__init__(Opening(opened, url), opened)
 
     def _target(self) -> Any:
@@ -93,7 +94,7 @@ class RequestFeed(Items, of=client.RequestFeed):
     """`affinity.RequestFeed`, of a sync client: for a plain ``for``."""
 
 
-class Schedules(Proxy, of=client.Schedules):
+class Schedules(Proxy, of=schedules.Schedules):
     """`affinity.Schedules`, of a sync client."""
 
 

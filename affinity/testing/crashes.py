@@ -14,8 +14,8 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
+from affinity import App
 from affinity.errors import ConnectionLost, CrashMatrixFailed, InvalidInput
-from affinity.orchestration import App
 from affinity.testing.env import Env
 from affinity.testing.env.environment import create_postgres
 from affinity.testing.env.processes import ProcessEnv, find_app

@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
-from affinity.client import Client, Instance
+from affinity import App, Client
+from affinity.client import Instance
 from affinity.client.calls import retry
 from affinity.errors import OrchestrationError, UnknownOrchestration
 from affinity.limits import MAX_PAGE
-from affinity.orchestration import App
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.exported import RESET, parse_export, replayed
 from affinity.orchestration.replaying import find_definition, replay_execution

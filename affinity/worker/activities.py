@@ -17,7 +17,7 @@ import anyio.to_thread
 from affinity import errors
 from affinity.errors import SessionRecordTooNew
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
-from affinity.orchestration import ActivityContext, App, RetryPolicy
+from affinity.orchestration import ActivityContext, KernelApp, RetryPolicy
 from affinity.orchestration.definitions import ActivityDefinition
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, recorded, stack_of
@@ -118,7 +118,7 @@ class ActivityRunner:
 
     def __init__(
         self,
-        app: App,
+        app: KernelApp,
         services: WorkerServices,
         *,
         sessions: HeldSessions,

@@ -21,7 +21,7 @@ from functools import partial
 import anyio
 
 from affinity.errors import Contention, ProviderError, WorkerFenced
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.provider.contract import FetchOptions, WorkFetch
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
@@ -56,7 +56,7 @@ class Fetcher(WorkerPart):
 
     def __init__(
         self,
-        app: App,
+        app: KernelApp,
         services: WorkerServices,
         *,
         capacity: Capacity,
@@ -304,6 +304,6 @@ class Fetcher(WorkerPart):
                     self._sessions.recheck_all()
 
 
-def orchestration_names(app: App) -> frozenset[str]:
+def orchestration_names(app: KernelApp) -> frozenset[str]:
     """The orchestrations that an app has code for, with and without their versions."""
     return frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))

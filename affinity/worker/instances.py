@@ -27,7 +27,7 @@ from cachetools import LRUCache
 from affinity import errors
 from affinity.errors import ProviderError
 from affinity.limits import SHOWN_WAIT
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
 from affinity.orchestration.wire import encode_message
@@ -93,7 +93,7 @@ class InstanceTable(WorkerPart):
 
     def __init__(
         self,
-        app: App,
+        app: KernelApp,
         services: WorkerServices,
         *,
         code: str,

@@ -53,7 +53,7 @@ from affinity.errors import (
     WorkerStalled,
 )
 from affinity.limits import MAX_BATCH, MIN_PROBE_AFTER
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.provider.contract import (
     LEFT_BEHIND,
     NO_TAGS,
@@ -356,7 +356,7 @@ class LeaseState:
             self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
-def describe_worker(options: RuntimeOptions, app: App, code: str) -> WorkerProfile:
+def describe_worker(options: RuntimeOptions, app: KernelApp, code: str) -> WorkerProfile:
     """The profile that a worker with these options registers; ``code`` is the version of the app's code."""
     return WorkerProfile(
         capacity=options.max_sessions_per_runtime,

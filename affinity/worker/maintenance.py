@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +14,7 @@ import anyio
 
 from affinity.journal import JournalRetention
 from affinity.limits import MAX_BATCH
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.orchestration.app import HasFunctions
 from affinity.provider.contract import Retention, Sweep, WaitFailure, WorkItem
 from affinity.worker.moves import MoveReporter
@@ -66,8 +66,8 @@ class Maintenance(WorkerPart):
         self._full_reported = False
         self.fail_waiting: Callable[[WorkItem, WaitFailure], None]
         """Fails an item that is locked to this worker; set by the worker."""
-        self.note_schedule: Callable[[float | None], None]
-        """Receives the seconds until the next schedule is due; set by the worker."""
+        self.note_due: Callable[[Mapping[str, float | None]], None]
+        """Receives the seconds until the loop of each guest has work; set by the worker."""
 
     async def cancellations(self) -> None:
         """Find running activities whose work item was taken away: at a hint, else each second if they run so long."""
@@ -125,7 +125,7 @@ class Maintenance(WorkerPart):
                 self._notifier.hint(None)  # the worker that may take it now need not wait for its poll
             if done.swept:
                 self._metrics.count_sweep()
-                self.note_schedule(done.next_schedule)
+                self.note_due(done.due)
                 await self._end_waits()
             if done.records_removed or done.journals_removed:
                 logger.info(
@@ -233,18 +233,19 @@ class Maintenance(WorkerPart):
         return len(taken) == RETRY_LIMIT
 
 
-def code_version(app: App) -> str:
+def code_version(app: KernelApp) -> str:
     """The version of an application's code: a digest.
 
-    It covers affinity's version, the names that the app registers, its schedules, and the files of its orchestrations,
-    activities and handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is for
-    that.
+    It covers affinity's version, the names that the app registers, what it declares, and the files of its
+    orchestrations, activities and handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is
+    for that.
     """
     digest = sha256(VERSION.encode())
     for key in sorted([*app.orchestrations, *app.activities]):
         digest.update(key.encode() + b"\0")
-    for name, spec in sorted(app.schedules.items()):
-        digest.update(f"{name}\0{spec.to_text()}\0".encode())
+    for _, declarations in sorted(app.declared.items()):
+        for name, declaration in sorted(declarations.items()):
+            digest.update(f"{name}\0{declaration.to_text()}\0".encode())
     functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
     functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one._sources()]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):

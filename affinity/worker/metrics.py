@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ OTHERS: Final = "(others)"
 class Metrics:
     """The metrics of one worker, in a registry of their own, so that several workers of one process do not collide."""
 
-    def __init__(self, worker_id: str, app: App) -> None:
+    def __init__(self, worker_id: str, app: KernelApp) -> None:
         """``app``: its names are labels; all others share `UNREGISTERED`."""
         self.registry: CollectorRegistry = CollectorRegistry()
         self._labels = {"worker": worker_id}
@@ -126,11 +126,12 @@ class Metrics:
         """Record for how long an attempt has run."""
         self._run.buckets[activity if activity in self._activities else UNREGISTERED,].observe(seconds)
 
-    def work(self, read: ReadWork) -> None:
+    def work(self, read: ReadWork, late: Mapping[str, tuple[str, str]]) -> None:
         """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
-        `WORK_SECONDS`. Instances are counted page by page, one at a scrape, over and over.
+        `WORK_SECONDS`. Instances are counted page by page, one at a scrape, over and over. ``late``: for the guests in
+        `QueueStatistics.late`, the name and the text of a gauge.
         """
-        self.registry.register(_WorkGauges(read, self._labels))
+        self.registry.register(_WorkGauges(read, self._labels, late))
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """An observer for the sizes of one kind of batch."""
@@ -276,8 +277,9 @@ class _Histograms(Collector):
 class _WorkGauges(Collector):
     """Gauges of the database. Nothing is published while it does not answer."""
 
-    def __init__(self, read: ReadWork, fixed: Mapping[str, str]) -> None:
+    def __init__(self, read: ReadWork, fixed: Mapping[str, str], late: Mapping[str, tuple[str, str]]) -> None:
         self._read = read
+        self._late = late
         self._fixed = fixed
         self._queues: QueueStatistics | None = None
         self._read_at = -math.inf
@@ -306,8 +308,8 @@ class _WorkGauges(Collector):
         }
         text = "Seconds for which the oldest one that waits could have been fetched"
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
-        text = "Seconds for which the longest due schedule has been due"
-        yield self._gauge("schedule_late_seconds", text, None, {None: queues.late_schedule or 0.0})
+        for guest, (name, text) in self._late.items():
+            yield self._gauge(name, text, None, {None: queues.late.get(guest) or 0.0})
 
     def _learn(self, queues: QueueStatistics, page: InstanceCounts) -> QueueStatistics:
         self._counts.update(page.counts)

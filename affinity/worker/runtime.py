@@ -11,6 +11,7 @@ A turn goes through these parts::
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -24,7 +25,7 @@ from anyio.abc import TaskGroup
 
 from affinity.errors import DatabaseChanged, ProviderError, WorkerFenced
 from affinity.limits import SCRAPE_COUNT
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.orchestration.app import SessionListener
 from affinity.provider.contract import (
     HistoryCursor,
@@ -39,6 +40,7 @@ from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher, orchestration_names
+from affinity.worker.guests import GuestPart, guest_parts
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
@@ -50,7 +52,6 @@ from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replays
 from affinity.worker.resources import ResourceSweeper
 from affinity.worker.retry import Backoff, DatabaseHealth
-from affinity.worker.schedules import Schedules
 from affinity.worker.sent_events import SentEvents
 from affinity.worker.services import REAL_TIME, Timing, WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -70,7 +71,7 @@ class Runtime:
     def __init__(
         self,
         *,
-        app: App,
+        app: KernelApp,
         provider: Provider,
         identity: WorkerIdentity,
         options: RuntimeOptions,
@@ -122,10 +123,14 @@ class Runtime:
         self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
         self.sent_events: SentEvents = SentEvents(services)
         self.registrations: Registrations = Registrations(services)
-        for spec in app.schedules.values():
-            name = spec.orchestration
-            if name is not None and app.find_orchestration(name, spec.version) is None:
-                self.registrations.note_missing(name if spec.version is None else f"{name}@{spec.version}")
+        self.guests: Mapping[str, GuestPart] = {
+            guest: part(services, app, code=code)
+            for guest, part in guest_parts().items()
+            if part.is_wanted(provider, app)
+        }
+        for name, version in itertools.chain.from_iterable(guest.starts() for guest in self.guests.values()):
+            if app.find_orchestration(name, version) is None:
+                self.registrations.note_missing(name if version is None else f"{name}@{version}")
         self.instances: InstanceTable = InstanceTable(
             app,
             services,
@@ -149,13 +154,12 @@ class Runtime:
             replays=self.replays,
         )
         self.maintenance: Maintenance = Maintenance(services, self.sessions, names=orchestration_names(app), code=code)
-        self.schedules: Schedules = Schedules(services, app, code=code)
         self.rebalancer: Rebalancer = Rebalancer(services, self.sessions)
         self.resources: ResourceSweeper = ResourceSweeper(services, app.resources)
         # Each of these parts needs one that is made after it.
         self.activities.deliver_result = self.instances.deliver_result
         self.maintenance.fail_waiting = self.activities.fail_waiting
-        self.maintenance.note_schedule = self.schedules.note
+        self.maintenance.note_due = self._note_due
         self.lease.stop_work = self._stop_work
         self.lease.cancel_work = self.activities.cancel_locks
 
@@ -173,12 +177,11 @@ class Runtime:
             maintenance.moves,
             maintenance.retries,
             maintenance.operator_drains,
-            self.schedules.run,
-            self.schedules.declare,
             self.rebalancer.run,
             self.resources.run,
             self.sent_events.run,
             self.registrations.run,
+            *[loop for guest in self.guests.values() for loop in guest.loops],
         )
         for loop in (*loops, *rounds, *[group.run for group in self.commits.groups]):
             tasks.start_soon(self._guarded, loop)
@@ -209,6 +212,11 @@ class Runtime:
     def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         if self._tasks is not None:
             self._tasks.start_soon(work, *args)
+
+    def _note_due(self, due: Mapping[str, float | None]) -> None:
+        """Pass on what a sweep has seen of the guests."""
+        for guest, part in self.guests.items():
+            part.on_due(due.get(guest))
 
     async def _read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
         """The next pages of some histories."""

@@ -39,7 +39,7 @@ import anyio
 from affinity.async_block import AsyncBlock
 from affinity.audit import ACTING
 from affinity.errors import DatabaseChanged, InvalidInput, InvalidOptions, ProviderError
-from affinity.orchestration import App
+from affinity.orchestration import KernelApp
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, WorkerIdentity, WorkerInfo
@@ -47,6 +47,7 @@ from affinity.provider.timeline import Timeline
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
 from affinity.user_code import refuse_in_orchestration
+from affinity.worker.guests import guest_parts
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Measured, Metrics
 from affinity.worker.options import RuntimeOptions
@@ -91,7 +92,7 @@ class Worker(AsyncBlock):
 
     def __init__(
         self,
-        app: App,
+        app: KernelApp,
         url: str,
         options: RuntimeOptions | None = None,
         *,
@@ -463,7 +464,8 @@ class Worker(AsyncBlock):
         self.metrics.counter("turns", "Turns committed", self._count(lambda now: now.instances.turns))
         self.metrics.counter("replays", "Histories replayed", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
-            self.metrics.work(partial(self._measured, asyncio.get_running_loop()))
+            late = {guest: part.late for guest, part in guest_parts().items() if part.late is not None}
+            self.metrics.work(partial(self._measured, asyncio.get_running_loop()), late)
             host = self.options.metrics_host
             try:
                 self.metrics_port, stop = self.metrics.serve(host, self.options.metrics_port, self._is_alive)
@@ -534,6 +536,6 @@ def _has_ended(worker: WorkerInfo, own: Mapping[str, str]) -> bool:
     return False
 
 
-def _describe_process(app: App) -> dict[str, str]:
+def _describe_process(app: KernelApp) -> dict[str, str]:
     """The labels of this process in the ``workers`` table."""
     return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": VERSION}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from affinity.client import Client
+from affinity import Client
 from affinity.limits import MAX_PAGE
 from bench.measures import Metric, Report, over_rounds
 from bench.run import Bed, Run

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from statistics import quantiles
 
-from affinity.client import Client
-from affinity.orchestration.schedules import ScheduleSpec, new_spec
-from affinity.provider.contract import ScheduleWrite
-from affinity.schedules import new_row
+from affinity import Client
+from affinity.schedules.firing import new_row
+from affinity.schedules.spec import ScheduleSpec, new_spec
+from affinity.schedules.store.contract import ScheduleWrite, schedules_of
 from bench.measures import Metric, Report, over_rounds
 from bench.run import Bed, Run
 from bench.wire import wire
@@ -104,6 +104,6 @@ def _create(bed: Bed, specs: list[ScheduleSpec]) -> None:
         now = datetime.now(UTC)
         for start in range(0, len(specs), STEP):
             rows = [new_row(f"s{start + n}", spec, now) for n, spec in enumerate(specs[start : start + STEP])]
-            assert all(await client._provider.write_schedules([ScheduleWrite(row=row) for row in rows]))
+            assert all(await schedules_of(client._provider).write_schedules([ScheduleWrite(row=row) for row in rows]))
 
     bed.ours.call(create)

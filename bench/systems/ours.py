@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from affinity.client import Client, ExternalEvent, Start
+from affinity import Client
+from affinity.client import ExternalEvent, Start
 from affinity.provider import migrate
 from affinity.records import SessionStore
 from bench.chats import Chat

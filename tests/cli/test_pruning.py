@@ -8,9 +8,9 @@ from collections.abc import Callable
 import anyio
 import pytest
 
+from affinity import Client
 from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
-from affinity.client import Client
 from affinity.errors import InvalidInput
 from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed

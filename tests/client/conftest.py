@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.journal import JournalWrite
 from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
 from affinity.orchestration.wire import encode_event

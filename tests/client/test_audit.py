@@ -12,9 +12,9 @@ from typing import Any, LiteralString
 import pytest
 from pydantic import BaseModel
 
-from affinity import Conversations, Event, ExternalEvent, UserMessage, migrate, sync
+from affinity import Client, Conversations, Event, ExternalEvent, UserMessage, migrate, sync
 from affinity.audit import ACTING
-from affinity.client import AuditEntry, Client, Start
+from affinity.client import AuditEntry, Start
 from affinity.conversation import ConversationHandle
 from affinity.errors import (
     EventIdConflict,

@@ -11,7 +11,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity.client import Client, ExternalEvent, Start
+from affinity import Client
+from affinity.client import ExternalEvent, Start
 from affinity.client import calls as calls_module
 from affinity.errors import (
     AccessDenied,

@@ -10,8 +10,8 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, OrchestrationContext, batching
-from affinity.client import Client, ExternalEvent, Start
+from affinity import App, Client, OrchestrationContext, batching
+from affinity.client import ExternalEvent, Start
 from affinity.errors import (
     ClientError,
     ConnectionLost,

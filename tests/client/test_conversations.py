@@ -11,6 +11,7 @@ import pytest
 
 from affinity import (
     AgentMessage,
+    Client,
     ConfirmationAnswer,
     ConversationHandle,
     ConversationIdle,
@@ -25,7 +26,7 @@ from affinity import (
     UserInterrupt,
     UserMessage,
 )
-from affinity.client import Client, changes
+from affinity.client import changes
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.kinds import ConversationKind, ConversationLimits
 from affinity.errors import (

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.provider import migrate, open_provider
 
 

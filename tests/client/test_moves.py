@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from affinity import SessionMove
-from affinity.client import Client, moves
+from affinity import Client, SessionMove
+from affinity.client import moves
 from affinity.errors import InvalidInput
 from affinity.provider.contract import MoveFilter
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.client.resets import build_reset, cut_history
 from affinity.errors import InvalidInput, NotSerializable, OrchestrationFailed, UnknownInstance
 from affinity.orchestration import events as ev

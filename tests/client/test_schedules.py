@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity import App, ExternalEvent, OrchestrationContext, RuntimeOptions
-from affinity.client import Client
+from affinity import App, Client, ExternalEvent, OrchestrationContext, RuntimeOptions
 from affinity.errors import (
     InstanceFinished,
     InvalidId,

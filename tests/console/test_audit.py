@@ -11,7 +11,7 @@ import pytest
 from affinity import Client
 from affinity.client import AuditEntry
 from affinity.console import READ, Access
-from affinity.console.actions import VERBS
+from affinity.console.actions import verbs
 from affinity.console.requests import COOKIE, token_of
 from tests.console.conftest import ORIGIN, Open, answer_form, fill, token
 from tests.support.console_app import stays
@@ -65,7 +65,7 @@ async def test_each_form_leaves_one_entry(client: Client, open_console: Open) ->
     """Of the action that took effect, and of the one that was refused; none where the form itself is wrong."""
     await fill(client, "plain")
     await client.start(stays, "plain", instance_id="late")
-    assert {"answer", *(name for name, *_ in DONE)} == VERBS.keys()
+    assert {"answer", *(name for name, *_ in DONE)} == verbs().keys()
     async with open_console() as http:
         key = await token(http)
 

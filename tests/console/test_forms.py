@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from affinity import Client
 from affinity.console import ALL, NONE, READ, Access
-from affinity.console.actions import VERBS
-from affinity.console.pages import PAGES
+from affinity.console.actions import verbs
+from affinity.console.pages import pages
 from affinity.conversation import AgentMessage, UserMessage
 from tests.console.conftest import ORIGIN, Open, answer_form, fill, token
 from tests.support.console_app import chats, stays
@@ -93,9 +93,9 @@ async def test_an_origin_behind_a_proxy(client: Client, open_console: Open) -> N
 
 async def test_without_access_there_is_nothing(client: Client, open_console: Open) -> None:
     async with open_console(access=lambda request: Access(NONE)) as http:
-        for path in [*PAGES, "/download?page=/&part=x"]:
+        for path in [*pages(), "/download?page=/&part=x"]:
             assert (await http.get(path)).status_code == 403
-        for name in VERBS:
+        for name in verbs():
             assert (await http.post(f"/do/{name}", headers=ORIGIN)).status_code == 403
 
 
@@ -111,8 +111,8 @@ async def test_readers_only_read(client: Client, open_console: Open) -> None:
             key = await token(writer)
             http.cookies = writer.cookies
             form = await answer_form(client, writer) | {"token": key}
-            targets = {verb.target: "stays" for verb in VERBS.values()} | {"confirm": "stays", "to": "one"}
-            for name, verb in VERBS.items():
+            targets = {verb.target: "stays" for verb in verbs().values()} | {"confirm": "stays", "to": "one"}
+            for name, verb in verbs().items():
                 if verb.needs in access and "read" in access:
                     continue
                 done = await http.post(f"/do/{name}", data=form | targets, headers=ORIGIN)

@@ -8,8 +8,7 @@ import signal
 import anyio
 import pytest
 
-from affinity import UserMessage
-from affinity.client import Client
+from affinity import Client, UserMessage
 from affinity.errors import UnknownConversation
 from tests.conversation.application import until
 from tests.conversation.family_app import parents

@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage, Wake
-from affinity.client import Client
+from affinity import AgentMessage, Client, UserMessage, Wake
 from affinity.client import waits as client_waits
 from affinity.conversation import Reply
 from affinity.conversation.handle import ConversationHandle

@@ -10,10 +10,9 @@ import anyio
 import pytest
 
 import affinity
-from affinity import ToolConfirmation, UnknownEvent, UserMessage, Wake
+from affinity import Client, ToolConfirmation, UnknownEvent, UserMessage, Wake
 from affinity.client import changes, inbox
 from affinity.client.changes import AllChanges
-from affinity.client.client import Client
 from affinity.conversation import CustomToolUse, RequestEvent
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import RequestFilter

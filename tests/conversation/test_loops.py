@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import paging
-from affinity.client import Client, inspection, moves
+from affinity import Client, paging
+from affinity.client import inspection, moves
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import ClientError, InvalidInput, IterationInterrupted, UnknownConversation, WrongEventLoop
 from affinity.session import manager

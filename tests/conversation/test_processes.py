@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity import SpanCompleted, UserMessage
-from affinity.client import Client
+from affinity import Client, SpanCompleted, UserMessage
 from affinity.errors import WakeFailed
 from tests.conversation.application import kinds, status, until
 from tests.conversation.process_app import conversations

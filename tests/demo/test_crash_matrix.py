@@ -12,10 +12,10 @@ from types import ModuleType
 import anyio
 import pytest
 
+from affinity import App
 from affinity.demo import app as demo
 from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.errors import CrashMatrixFailed
-from affinity.orchestration import App
 from affinity.testing import Env, crash_matrix
 from affinity.testing.crashes import MODES
 

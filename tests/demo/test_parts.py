@@ -13,7 +13,8 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from affinity.client import Client, open_store
+from affinity import Client
+from affinity.client import open_store
 from affinity.demo.app import THINK_SECONDS, Transcript, TranscriptLine, TurnReply, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,

@@ -15,7 +15,7 @@ import anyio
 import psutil
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.records import SessionFilter
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from affinity.client import Client
+from affinity import Client
 from affinity.provider import migrate
 from tests.deploy.kustomize import DEPLOY, build
 from tests.deploy.load import FOLDER, Count, Served, go_on, read_served

@@ -15,6 +15,8 @@ import pytest
 import affinity
 from affinity.provider.contract import Provider
 from affinity.provider.statements import load_statements
+from affinity.schedules.store.contract import ScheduleProvider
+from affinity.worker.guests import guest_parts
 from affinity_conformance.providers import ProviderConformance
 from affinity_conformance.providers.base import Rules
 
@@ -110,6 +112,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
         ROOT / "affinity" / "worker" / "worker.py"
     ).read_text()
     defined = set(re.findall(r"(?:histogram|counts|counter|gauge)\(\s*\"(\w+)\"", code))
+    defined |= {part.late[0] for part in guest_parts().values() if part.late is not None}
     table = (ROOT / "docs" / "run" / "monitoring.md").read_text()
     cells = re.findall(r"^\| (`affinity_[^|]+) \|", table, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`affinity_(\w+)`", cell)}
@@ -191,7 +194,9 @@ def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
     section = guide.split("## The verbs", 1)[1].split("\n## ", 1)[0]
     cells = re.findall(r"^\|.*\|([^|]+)\|$", section, re.MULTILINE)
     named = [verb for cell in cells for verb in re.findall(r"`(\w+)`", cell)]
-    assert sorted(named) == sorted(name for name in dir(Provider) if not name.startswith("_"))
+    verbs = [name for name in dir(Provider) if not name.startswith("_")]
+    of_guests = [name for name in vars(ScheduleProvider) if not name.startswith("_")]
+    assert sorted(named) == sorted(verbs + of_guests)
 
 
 def test_every_theme_of_the_suite_is_in_the_guide() -> None:

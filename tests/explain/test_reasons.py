@@ -11,8 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.errors import ConnectionLost, Explanation, UnknownInstance, WaitTimeout
 from affinity.explain.names import code_differences
 from affinity.explain.reasons import MAX_DEPTH

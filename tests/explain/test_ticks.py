@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from affinity.explain import explain_schedule
-from affinity.provider.contract import Incarnation, ScheduleRow, WorkerInfo
+from affinity.provider.contract import Incarnation, WorkerInfo
+from affinity.schedules.reasons import explain_schedule
+from affinity.schedules.store.contract import ScheduleRow
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROW = ScheduleRow(name="nightly", generation="g", spec="{}", next_due=NOW + timedelta(hours=1))

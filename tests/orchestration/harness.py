@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any
 
-from affinity.orchestration import App
+from affinity import App
 from affinity.orchestration import events as ev
 from affinity.orchestration.definitions import OrchestrationDefinition, definition_of
 from affinity.orchestration.engine import Execution, Step

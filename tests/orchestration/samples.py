@@ -6,8 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from affinity import App
 from affinity.errors import ActivityError
-from affinity.orchestration import ActivityContext, App, OrchestrationCancelledSignal, OrchestrationContext, RetryPolicy
+from affinity.orchestration import ActivityContext, OrchestrationCancelledSignal, OrchestrationContext, RetryPolicy
 
 app = App("samples")
 

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from affinity.orchestration.schedules import new_spec, next_tick, ticks
+from affinity.schedules.spec import new_spec, next_tick, ticks
 
 MINUTE = timedelta(minutes=1)
 AROUND = timedelta(hours=28)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
+from affinity import App
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_BYTES
-from affinity.orchestration import ActivityContext, App, OrchestrationContext
+from affinity.orchestration import ActivityContext, OrchestrationContext
 from affinity.orchestration.app import digest_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition, definition_of

@@ -14,7 +14,7 @@ import pytest
 from affinity import App, Event, ExternalEvent, OrchestrationContext
 from affinity.errors import InvalidApp, InvalidId, InvalidInput, InvalidSchedule, NotSerializable, OrchestrationMisuse
 from affinity.limits import MAX_SCHEDULE_NAME_BYTES, MAX_SCHEDULE_TIMES
-from affinity.orchestration.schedules import (
+from affinity.schedules.spec import (
     ScheduleOptions,
     ScheduleSpec,
     changed_spec,

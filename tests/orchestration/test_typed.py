@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from affinity import App
 from affinity.errors import InvalidApp, InvalidId, InvalidOptions, Nondeterminism, NotSerializable, OrchestrationMisuse
-from affinity.orchestration import App, Event, OrchestrationContext
+from affinity.orchestration import Event, OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ANY_EXECUTION

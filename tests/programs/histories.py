@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from affinity.client import Client
+from affinity import Client
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import decode_event

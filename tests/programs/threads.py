@@ -10,7 +10,7 @@ from typing import Any, cast
 import anyio.to_thread
 
 import affinity.sync
-from affinity.client import Client
+from affinity import Client
 from affinity.sync.loop import Opening
 from affinity.sync.proxy import Proxy
 from affinity.testing import Env

@@ -16,6 +16,7 @@ from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
 from affinity.provider.sqlite import SqliteProvider
+from affinity.schedules.store.contract import ScheduleProvider
 from affinity_conformance.providers import Harness, ProviderConformance
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.fault_fixtures import fault_verbs
@@ -47,6 +48,10 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
+PROTOCOLS: Final = (Provider, ScheduleProvider)
+"""The verbs of the kernel, and of the guests."""
+
+
 def test_no_rule_hides_another() -> None:
     """All themes are one class: a name that two of them define would be one rule less, without notice."""
     themes = ProviderConformance.__mro__[1:]
@@ -56,7 +61,7 @@ def test_no_rule_hides_another() -> None:
 
 def test_every_verb_meets_every_fault() -> None:
     """Verbs of the contract, and of the session store."""
-    verbs = {name for name in dir(Provider) if not name.startswith("_")} - {"aclose"}
+    verbs = {name for protocol in PROTOCOLS for name in dir(protocol) if not name.startswith("_")} - {"aclose"}
     verbs -= {"dialect", "timeline", "database", "states"}
     states = {f"{name}_state" for name in ("load", "save", "delete")} | {
         "list_states",
@@ -68,10 +73,12 @@ def test_every_verb_meets_every_fault() -> None:
 
 
 @pytest.mark.parametrize("provider", [SqliteProvider, PostgresProvider])
-def test_verbs_have_the_parameters_of_the_contract(provider: type) -> None:
+def test_verbs_have_the_parameters_of_the_contract(provider: type[Any]) -> None:
     """Names, kinds and defaults, in order."""
-    verbs = {name: _parameters(verb) for name, verb in getmembers(Provider, isfunction) if not name.startswith("_")}
-    assert {name: _parameters(getattr(provider, name)) for name in verbs} == verbs
+    members = [one for protocol in PROTOCOLS for one in getmembers(protocol, isfunction)]
+    verbs = {name: _parameters(verb) for name, verb in members if not name.startswith("_")}
+    whole = type(vars(provider)["__new__"](provider))  # with the verbs of guests
+    assert {name: _parameters(getattr(whole, name)) for name in verbs} == verbs
 
 
 def _parameters(verb: Callable[..., object]) -> list[tuple[str, object, object]]:

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.errors import (
     AccessDenied,
     ConnectionLost,

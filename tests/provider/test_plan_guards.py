@@ -15,6 +15,7 @@ import pytest
 from affinity.provider.contract import OrchestrationItem, Release, SessionHold
 from affinity.provider.postgres import sweep
 from affinity.provider.postgres.driver import connections
+from affinity.schedules.store.contract import schedules_of
 from affinity_conformance.providers.builders import state, state_write, timer, turn, work_item
 from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_plans import (
@@ -126,7 +127,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.measure_queues(10),
         lambda: peer.provider.sample_waiting_work(10),
         lambda: peer.provider.count_instances(10),
-        lambda: peer.provider.get_due_schedules(10),
+        lambda: schedules_of(peer.provider).get_due_schedules(10),
     ]
 
 
@@ -177,7 +178,7 @@ async def test_a_sweep_does_not_read_the_queues(
         for _ in range(2):
             plans.clear()
             await provider.sweep(interval=0.0, session_retention=60.0, worker_retention=60.0)
-            await provider.get_due_schedules(10)
+            await schedules_of(provider).get_due_schedules(10)
             read = Counter[str]()
             for plan in plans:
                 for table, rows in rows_read(plan["Plan"]):

@@ -19,6 +19,7 @@ from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.wire import WireProtocol
+from affinity.provider.postgres.parts import parts
 from affinity_conformance.providers import ProviderConformance
 from affinity_conformance.providers.audit.fault_verbs import USER, acting, entries_of
 from affinity_conformance.providers.builders import new_instance
@@ -48,8 +49,12 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
+VERBS_OF_ALL: Final = {
+    **vars(PostgresProvider),
+    **{name: verb for part in parts().values() for name, verb in part.verbs.items()},
+}
 AUDITED: Final = sorted(
-    {name for name, verb in vars(PostgresProvider).items() if isfunction(verb) and hasattr(verb, "__wrapped__")}
+    {name for name, verb in VERBS_OF_ALL.items() if isfunction(verb) and hasattr(verb, "__wrapped__")}
     | {"save_state", "delete_state"}
 )
 """Each verb that has entries, by its name in the conformance suite's table of verbs."""

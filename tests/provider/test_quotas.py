@@ -10,7 +10,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.errors import InvalidOptions, QuotaExceeded, TooManyUnreadEvents
 from affinity.limits import MAX_UNREAD_EVENTS
 from affinity.provider.contract import NewMessage, Provider, Quotas

@@ -20,9 +20,18 @@ from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, Conversations, OrchestrationContext, RuntimeOptions, UserMessage, Worker
+from affinity import (
+    ActivityContext,
+    App,
+    Client,
+    Conversations,
+    OrchestrationContext,
+    RuntimeOptions,
+    UserMessage,
+    Worker,
+)
 from affinity.cli import main
-from affinity.client import Client, Start, requests
+from affinity.client import Start, requests
 from affinity.console import create
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
@@ -41,7 +50,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.lineage import creation_document
-from affinity.provider.postgres.rights import RIGHTS, Rights
+from affinity.provider.postgres.parts import Rights
+from affinity.provider.postgres.rights import RIGHTS, all_rights
 from affinity.provider.schema import Migration
 from affinity_conformance.providers.builders import fetch_options, new_instance, profile, state
 from affinity_conformance.providers.conversation.driver import creation_of
@@ -224,8 +234,8 @@ async def test_the_table_of_rights_is_whole(url: str, admin: psycopg.Connection[
     """Each object of the schema has its row, and each role has, also through PUBLIC, exactly what the row says."""
     assert url
     objects = admin.execute(OBJECTS).fetchall()
-    wanted = {(row.kind, name): row for row in RIGHTS for name in row.objects.split(" ")}
-    assert len(wanted) == sum(len(row.objects.split(" ")) for row in RIGHTS), "an object has two rows"
+    wanted = {(row.kind, name): row for row in all_rights() for name in row.objects.split(" ")}
+    assert len(wanted) == sum(len(row.objects.split(" ")) for row in all_rights()), "an object has two rows"
     assert {(kind, name) for kind, name, _ in objects} == wanted.keys()
     has_maintain = admin.info.server_version >= 170_000
     for kind, name, oid in objects:

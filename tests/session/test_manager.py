@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from affinity.client import Client, open_store
+from affinity import Client
+from affinity.client import open_store
 from affinity.errors import (
     ClientError,
     InvalidId,

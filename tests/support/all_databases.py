@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import anyio
 
-from affinity.client import Client
+from affinity import Client
 from tests.support.activity_calls import serve_calls
 from tests.support.worker_processes import open_workers
 

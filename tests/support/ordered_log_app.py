@@ -10,8 +10,7 @@ from pathlib import Path
 import anyio
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, Sessions
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, Sessions
 from tests.support.waiting import until
 
 LOG = "log"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import anyio
 
-from affinity.client import Client
+from affinity import Client
 
 
 async def started(client: Client, instance_id: str) -> None:

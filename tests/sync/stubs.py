@@ -22,7 +22,7 @@ from affinity.sync.proxy import Items, Proxy
 FILE: Final = Path(sync.__file__).with_suffix(".pyi")
 
 BUILTINS: Final = frozenset(vars(builtins))
-RENAMED: Final = {"AsyncIterator": "Items"}
+RENAMED: Final = {"AsyncIterator": "Items", "KernelClient": "Client"}
 TYPE_ARGUMENTS: Final = {"ConversationHandle": {"M": "ConversationHandle"}}
 """Of base classes, by class: the type variable, and what it stands for."""
 
@@ -94,7 +94,7 @@ class Stubs:
             "collections.abc": {"Iterator"},
             "contextlib": {"AbstractContextManager"},
             "typing": {"Any", "Generic", "TypeVar"},
-            "affinity.client": {"Client as AsyncClient"},
+            "affinity.composed.client": {"Client as AsyncClient"},
         }
         self._variables: set[str] = {"T"}
         forms = {form: of for of, form in Proxy.forms.items() if form.__name__ == of.__name__}

@@ -20,9 +20,11 @@ from typing import Final
 
 import anyio
 
-from affinity.client import Client, Schedule
-from affinity.orchestration.schedules import format_due, new_spec, ticks
+from affinity import Client
 from affinity.provider import migrate
+from affinity.schedules import Schedule
+from affinity.schedules.spec import format_due, new_spec, ticks
+from affinity.schedules.store.contract import schedules_of
 from tests.support.worker_processes import WorkerProcess, Workers, open_workers
 
 APP: Final = "tests.support.ticks_app:app"
@@ -96,7 +98,7 @@ def _replace(workers: Workers, running: list[WorkerProcess], place: int) -> None
 
 
 async def _now(client: Client) -> datetime:
-    return (await client._provider.get_due_schedules(0)).now
+    return (await schedules_of(client._provider).get_due_schedules(0)).now
 
 
 def _due(instance_id: str) -> datetime:

@@ -25,8 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.errors import NotSerializable
 from affinity.orchestration.wire import decode_event, decode_task
 from affinity.records import SessionMetadata

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import EventValue, RuntimeOptions, Worker
-from affinity.client import Client, ExternalEvent, Start
+from affinity import Client, EventValue, RuntimeOptions, Worker
+from affinity.client import ExternalEvent, Start
 from affinity.errors import (
     ClientError,
     ConnectionLost,

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.client.views import Failure
 from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_DEPTH

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.provider.postgres.driver import connections
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
+from affinity import Client
 from affinity.cli.help import STUCK
-from affinity.client import Client
 from affinity.errors import ActivityPoisoned, OrchestrationFailed, OrchestrationPoisoned
 from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.all_databases import on_all_databases

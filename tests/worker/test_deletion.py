@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from affinity import App, OrchestrationContext, Quotas, RuntimeOptions, Worker
-from affinity.client import Client, ExternalEvent, requests
+from affinity import App, Client, OrchestrationContext, Quotas, RuntimeOptions, Worker
+from affinity.client import ExternalEvent, requests
 from affinity.errors import InstanceNotFinished, OrchestrationFailed, TooManyUnreadEvents
 from affinity.limits import UNREAD_EXACT
 from tests.support.waiting import started, until

@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import InvalidApp, InvalidId, UnknownInstance, WaitTimeout
 
 pytestmark = pytest.mark.anyio

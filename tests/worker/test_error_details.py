@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Sessions, Worker
 from affinity.errors import (
     ActivityError,
     ActivityFailed,

@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
 from affinity.errors import ActivityFailed, ActivityTimeout, OrchestrationFailed
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client, Start
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Start
 from affinity.errors import AccessDenied
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver import database

@@ -14,8 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.provider import migrate
 from tests.servers.namespaces import Cable, NoNamespaces, RemoteServer, cable, inside
 from tests.servers.programs import programs

@@ -7,7 +7,7 @@ import signal
 import anyio
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.provider.contract import SessionInfo
 from tests.support.all_databases import on_all_databases
 from tests.support.waiting import started

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from affinity import RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import Client, RuntimeOptions, Sessions, Worker
 from affinity.errors import OrchestrationFailed, SessionRecordTooNew
 from tests.support.all_databases import on_all_databases
 from tests.support.word_list_app import later, make_app

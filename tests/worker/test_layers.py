@@ -10,8 +10,7 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import Appended, JournalAppend, JournalQuery, JournalStart, JournalWrite, NewEntry, WakeEnd
 from affinity.orchestration.events import EventRaised, OrchestrationStarted

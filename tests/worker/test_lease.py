@@ -14,8 +14,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.worker.lease import UnansweredCalls
 from tests.provider.postgres_stage import administrator
 from tests.servers.proxy import proxy

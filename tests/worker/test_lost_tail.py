@@ -16,8 +16,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import Client, RuntimeOptions, Sessions, Worker
 from affinity.errors import ConnectionLost, ReadOnly
 from affinity.provider import migrate, open_provider
 from affinity.provider.timeline import Timeline

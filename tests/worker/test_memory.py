@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from affinity.client import Client, ExternalEvent
+from affinity import Client
+from affinity.client import ExternalEvent
 from tests.support.waiting import until
 from tests.support.worker_processes import WorkerProcess, Workers, open_workers
 

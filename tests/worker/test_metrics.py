@@ -171,14 +171,14 @@ def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatc
         suspended=7,
         waiting_sessions=3,
         oldest_waiting_session=None,
-        late_schedule=None,
+        late={},
     )
     pages = {
         None: InstanceCounts(counts={"completed": 2}, after="b"),
         "b": InstanceCounts(counts={"completed": 1, "running": 1, "suspended": 1}, after=None),
     }
     collected = metrics.Metrics("w", App())
-    collected.work(lambda after: (queues, pages[after]))
+    collected.work(lambda after: (queues, pages[after]), {})
 
     def scraped() -> dict[str, float]:
         samples = [one for family in collected.registry.collect() for one in family.samples]

@@ -9,8 +9,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, SessionMove, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, SessionMove, Sessions, Worker
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import FAST, Workers
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.provider.contract import WorkerInfo
 from tests.support.all_databases import on_all_databases
 from tests.support.moved_sessions_app import Plan, Ran

@@ -9,8 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import DatabaseFailure
 from affinity.provider.contract import Turn
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import anyio
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from affinity.provider import migrate
 from tests.servers import PostgresServer, StopMode, old_and_new
 from tests.support.activity_calls import ActivityCalls, open_calls

@@ -11,6 +11,7 @@ import pytest
 from affinity import (
     ActivityContext,
     App,
+    Client,
     MemorySessionStore,
     OrchestrationContext,
     RetryPolicy,
@@ -18,7 +19,6 @@ from affinity import (
     Sessions,
     Worker,
 )
-from affinity.client import Client
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, NewInstance, Provider, Release, WorkerIdentity
 from affinity.provider.history import read_whole_history

@@ -8,8 +8,7 @@ from typing import Any, Literal, cast
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, Event, OrchestrationContext, RuntimeOptions, Start, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, Event, OrchestrationContext, RuntimeOptions, Start, Worker
 from affinity.errors import (
     InstanceExists,
     InstanceFinished,

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity.client import Client
+from affinity import Client
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import UnknownConversation
 from affinity.worker import maintenance

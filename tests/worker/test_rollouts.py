@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from affinity.client import Client, Start
+from affinity import Client
+from affinity.client import Start
 from affinity.provider import open_provider
 from affinity.provider.contract import MoveFilter, SessionMove
 from tests.support.all_databases import on_all_databases

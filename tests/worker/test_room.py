@@ -9,8 +9,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity import RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import Client, RuntimeOptions, Worker
 from affinity.provider.contract import SessionInfo
 from affinity.worker.sessions import HeldSessions
 from tests.support.all_databases import on_all_databases

@@ -13,7 +13,8 @@ import affinity
 from affinity.client import Instance
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.limits import SCHEDULE_STEP
-from affinity.provider.contract import Quotas, ScheduleRow, ScheduleWrite
+from affinity.provider.contract import Quotas
+from affinity.schedules.store.contract import ScheduleRow, ScheduleWrite, schedules_of
 from affinity.testing import Env
 
 pytestmark = pytest.mark.anyio
@@ -347,7 +348,7 @@ async def test_a_schedule_that_this_worker_cannot_read_leaves_the_others_alone(
         provider = env.client._provider
         for name, spec in (("later", '{"overlap":"later"}'), ("zone", '{"cron":"0 * * * *","zone":"Mars/Base"}')):
             row = ScheduleRow(name=name, generation="g", spec=spec, next_due=env.now() + MINUTE)
-            await provider.write_schedules([ScheduleWrite(row=row)])
+            await schedules_of(provider).write_schedules([ScheduleWrite(row=row)])
         with caplog.at_level(logging.WARNING):
             await env.advance(HOUR)
         assert len(await instances(env, "good")) == 1

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from affinity import App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import UnknownInstance
 from affinity.worker import sent_events
 from tests.support.waiting import until

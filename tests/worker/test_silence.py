@@ -12,8 +12,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, EventValue, OrchestrationContext, RuntimeOptions, Sessions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, EventValue, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.errors import ConnectionLost
 from affinity.provider import open_provider
 from affinity.provider.postgres import PostgresProvider

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from affinity.client import Client
+from affinity import Client
 from tests.support.activity_calls import ActivityCalls
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import Workers

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from affinity import (
     ActivityContext,
     App,
+    Client,
     MemorySessionStore,
     OrchestrationContext,
     RetryPolicy,
@@ -21,7 +22,6 @@ from affinity import (
     Worker,
     open_store,
 )
-from affinity.client import Client
 from affinity.errors import ActivityFailed, OrchestrationFailed
 from affinity.provider.contract import Timeouts, Turn, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client, Instance
+from affinity import App, Client, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import Instance
 from affinity.errors import InstanceNotSuspended, NotSerializable, UnknownInstance
 from affinity.orchestration import engine
 from affinity.provider.postgres.driver.target import Target

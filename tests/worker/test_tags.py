@@ -9,8 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import RuntimeOptions, Worker
-from affinity.client import Activity, Client
+from affinity import Client, RuntimeOptions, Worker
+from affinity.client import Activity
 from affinity.errors import OrchestrationFailed
 from tests.support.all_databases import on_all_databases
 from tests.support.tagged_app import app

@@ -13,8 +13,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from affinity import ActivityContext, App, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Client
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import OrchestrationFailed
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope
 from tests.support.span_exporter import session_of, traced

@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import RuntimeOptions, Worker
-from affinity.client import Client, Start
+from affinity import Client, RuntimeOptions, Worker
+from affinity.client import Start
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, WorkerFenced
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider import open_provider

@@ -1,15 +1,18 @@
 """What each page reads. A page is a function of the client, the query of the URL, and the values that it shows."""
 
-from affinity.console.pages import audit, conversations, instances, overview, schedules, sessions, workers
-from affinity.console.pages.base import Page
+from collections.abc import Mapping, Sequence
+from functools import cache
 
-PAGES = {
+from affinity.console.pages import audit, conversations, instances, overview, sessions, workers
+from affinity.console.pages.base import Page
+from affinity.guests import modules
+
+_PAGES = {
     page.path: page
     for page in (
         Page("/", "Overview", "overview.html", overview.overview),
         Page("/workers", "Workers", "workers.html", workers.workers),
         Page("/drain", "Drain", "drain.html", workers.drain),
-        Page("/schedules", "Schedules", "schedules.html", schedules.schedules),
         Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
         Page("/records", "Records", "records.html", sessions.records),
         Page("/session", "Session", "session.html", sessions.session),
@@ -24,6 +27,22 @@ PAGES = {
         Page("/audit", "Audit", "audit.html", audit.audit),
     )
 }
-"""By path below the console's prefix."""
 
-__all__ = ["PAGES", "Page"]
+_FIRST = ("/", "/instances", "/sessions", "/workers", "/conversations", "/approvals")
+_LAST = ("/audit",)
+
+
+@cache
+def pages() -> Mapping[str, Page]:
+    """The pages by path below the console's prefix. A guest's module ``page`` has its own, named ``PAGES``."""
+    return {**_PAGES, **{page.path: page for module in modules("page").values() for page in module.PAGES}}
+
+
+@cache
+def menu() -> Sequence[tuple[str, str]]:
+    """The path and the title of each page that the menu shows."""
+    of_guests = [page.path for page in pages().values() if page.is_in_menu]
+    return [(path, pages()[path].title) for path in (*_FIRST, *of_guests, *_LAST)]
+
+
+__all__ = ["Page", "menu", "pages"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from affinity.client import Client
+from affinity import Client
 from affinity.console.payloads import Payloads
 from affinity.errors import InvalidInput
 
@@ -24,8 +24,9 @@ class Page:
 
     path: str
     title: str
-    template: str
+    template: str  # of the console, or of a guest: ``schedules/page.html``
     load: Load
+    is_in_menu: bool = False  # of a guest's page
 
 
 def required(query: Query, name: str) -> str:

@@ -4,15 +4,15 @@ A provider stores opaque payloads and knows nothing of orchestrations or replay.
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
 ``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_delegations``,
-``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``schedules``, ``quotas``
-and ``timeline``, and promises what the conformance suite (`affinity_conformance.providers`) asserts, no more and no
-less.
+``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and
+``timeline``, and promises what the conformance suite (`affinity_conformance.providers`) asserts, no more and no less.
 
-`Provider` is five protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
-(journal_side.py), `ScheduleProvider` (schedules.py) and `AdministrationProvider` (administration.py); what they have in
-common is `ProviderConnection` (connection.py). The records that they take and return are in modules by subject:
-workers, hints, work_items, sessions, instances, turns, retention, schedules, management. Import all of them from this
-package; records of journals are in `affinity.journal`.
+`Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
+(journal_side.py) and `AdministrationProvider` (administration.py); what they have in common is `ProviderConnection`
+(connection.py). The records that they take and return are in modules by subject: workers, hints, work_items, sessions,
+instances, turns, retention, management. Import all of them from this package; records of journals are in
+`affinity.journal`. The tables and verbs of guests, such as `affinity.schedules.store.contract.ScheduleProvider`, are
+theirs: see `affinity.provider.parts`.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -144,7 +144,6 @@ from affinity.provider.contract.management import (
     WaitingWork,
 )
 from affinity.provider.contract.retention import NO_RETENTION, HistoryPruning, InstancePruning, Retention, Sweep
-from affinity.provider.contract.schedules import DueSchedules, PauseKind, ScheduleProvider, ScheduleRow, ScheduleWrite
 from affinity.provider.contract.sessions import (
     MAX_ASSIGNED,
     TOUCH_SLACK,
@@ -229,7 +228,6 @@ __all__ = [
     "ClientProvider",
     "Deletion",
     "Delivery",
-    "DueSchedules",
     "EndedWaits",
     "EventOrigin",
     "ExecutionInfo",
@@ -264,7 +262,6 @@ __all__ = [
     "NewWorkItem",
     "OrchestrationFetch",
     "OrchestrationItem",
-    "PauseKind",
     "Placed",
     "PlanOutcome",
     "PlannedMove",
@@ -280,9 +277,6 @@ __all__ = [
     "Restart",
     "Resumption",
     "Retention",
-    "ScheduleProvider",
-    "ScheduleRow",
-    "ScheduleWrite",
     "SessionHold",
     "SessionInfo",
     "SessionMove",
@@ -318,5 +312,5 @@ __all__ = [
 ]
 
 
-class Provider(WorkerProvider, ClientProvider, JournalProvider, ScheduleProvider, AdministrationProvider, Protocol):
-    """A database in which workers and clients meet: all verbs of the five sides."""
+class Provider(WorkerProvider, ClientProvider, JournalProvider, AdministrationProvider, Protocol):
+    """A database in which workers and clients meet: all verbs of the four sides."""

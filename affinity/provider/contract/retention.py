@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from datetime import datetime
 from typing import Final
 
@@ -42,7 +44,8 @@ class Sweep:
     entries_removed: int = 0
     limit_reached: bool = False  # there may be more stale routes: call again without waiting
     backlog: bool = False  # there is more to remove: call again after a pause, which leaves the database to others
-    next_schedule: float | None = None  # seconds until a schedule is due, as in `DueSchedules`; None: none will be
+    due: Mapping[str, float | None] = field(default_factory=dict)
+    """By guest, the seconds until its loop has something to do, 0 or less if it has; None: never."""
 
 
 @frozen(kw_only=True)

@@ -335,7 +335,6 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         `limits.PRUNE_STEP_SECONDS`: one step for each kind, from where the last sweep ended.
 
         - instances: as `prune_instances`, for `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events.
-          Schedules that no app declares go when they ended so long ago.
         - histories: as `prune_histories`. Moves and audit: the oldest rows.
         - entries: as `prune_journals`.
         - records: as a deletion of the session store with ``idle_only``. A record with a journal stays, and one whose

@@ -21,7 +21,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
-    schedules           schedules: write, list, which are due
     quotas              limits of one database
     audit               the audit log: entries in the statements of verbs, list, remove
     rebalancing         how full the workers are
@@ -37,6 +36,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
+    parts               what guests add: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
@@ -18,6 +19,7 @@ from affinity.provider.contract import (
     WorkItemInfo,
 )
 from affinity.provider.postgres.operations import Database, same_time
+from affinity.provider.postgres.parts import expressions
 from affinity.provider.rows import (
     not_negative,
     to_execution,
@@ -27,7 +29,7 @@ from affinity.provider.rows import (
     to_tree_member,
     to_work_item_info,
 )
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_columns
 
 _SQL: Final = load_statements(__package__, "management.sql")
 
@@ -60,9 +62,8 @@ async def list_tree(db: Database, instance_id: str, limit: int) -> Sequence[Tree
 
 
 async def measure_queues(db: Database, limit: int) -> QueueStatistics:
-    (
-        (suspended, *counts, waiting_sessions, oldest_item, oldest_session, oldest_message, late_schedule),
-    ) = await db.connections.quick.run(_SQL["measure"], {"limit": Int8(limit)})
+    ((suspended, *columns),) = await db.connections.quick.run(_measure(), {"limit": Int8(limit)})
+    counts, (waiting_sessions, oldest_item, oldest_session, oldest_message, *late) = columns[:7], columns[7:]
     return QueueStatistics(
         work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
         messages=dict(zip(("waiting", "delayed", "suspended"), counts[4:], strict=True)),
@@ -71,8 +72,13 @@ async def measure_queues(db: Database, limit: int) -> QueueStatistics:
         suspended=suspended,
         waiting_sessions=waiting_sessions,
         oldest_waiting_session=not_negative(oldest_session),
-        late_schedule=not_negative(late_schedule),
+        late=dict(zip(expressions("late"), map(not_negative, late), strict=True)),
     )
+
+
+@cache
+def _measure() -> LiteralString:
+    return with_columns(_SQL["measure"], expressions("late").values())
 
 
 async def sample_waiting_work(db: Database, limit: int) -> Sequence[WaitingWork]:

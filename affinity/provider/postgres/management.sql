@@ -69,7 +69,7 @@ WITH RECURSIVE item_route (name) AS (
     FROM message_route r WHERE r.name IS NOT NULL
 )
 
--- measure: both queues, instances that wait for an operator, and the schedule that is late
+-- measure: both queues, and instances that wait for an operator
 -- Along each route no more rows are read than are counted.
 -- include routes
 , item AS MATERIALIZED (
@@ -123,9 +123,8 @@ SELECT
         SELECT q.visible_at FROM orchestrator_queue q
         WHERE q.route = r.name AND q.visible_at <= (SELECT clock()) AND q.visible_at > to_timestamp(0)
         ORDER BY q.visible_at LIMIT 1) q
-     WHERE r.name <> 'suspended'),
-    (SELECT extract(epoch FROM clock() - s.next_due)::float8
-     FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT 1)
+     WHERE r.name <> 'suspended')
+    -- columns of guests
 
 -- waiting_work: that any worker may take, of so many rows of each route; what a reset put ahead of all others has no time
 -- include routes

@@ -13,10 +13,11 @@ from psycopg.types.numeric import Int8
 from affinity.errors import StatementTimeout
 from affinity.journal import JournalRetention
 from affinity.limits import PRUNE_TREE_EVENTS, SWEEP_EVENTS, SWEEP_LOOK, SWEEP_ROWS
-from affinity.provider.contract import SWEPT_STATUSES, InstancePruning, Retention
+from affinity.provider.contract import NO_RETENTION, SWEPT_STATUSES, InstancePruning, Retention
 from affinity.provider.postgres import journal_admin, retention
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.parts import parts
 from affinity.provider.postgres.session_store import delete_records
 from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
 from affinity.provider.statements import load_statements
@@ -40,11 +41,14 @@ async def remove_old(db: Database, keep: Retention, after: datetime | None) -> d
             await retention.set_pruned(db, step.after)
         removed["instances_removed"] = step.instances
         backlog |= step.instances > 0 and step.after is not None
-        await retention.remove_ended_schedules(db, keep.instances)
     if keep.histories is not None:
         pruned = await retention.prune_former(db, keep.histories, events=SWEEP_EVENTS)
         removed["executions_removed"] = pruned.executions
         backlog |= pruned.limit_reached
+    for part in parts().values():
+        if part.remove_old is not None and keep != NO_RETENTION:
+            _, more = await part.remove_old(db, keep)
+            backlog |= more
     counts, more = await run_rounds(_kinds(db, keep), _Rounds(db))
     return {**removed, **counts, "backlog": backlog or more}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final, LiteralString
+from collections.abc import Collection, Iterable
+from typing import Any, Final, LiteralString, Self
 
 from affinity.limits import PROBE_AFTER
+from affinity.provider.parts import composed
 from affinity.provider.postgres import (
     activity_waits,
     audit,
@@ -27,7 +28,6 @@ from affinity.provider.postgres import (
     reset,
     resources,
     retention,
-    schedules,
     sessions,
     streams,
     suspension,
@@ -43,6 +43,7 @@ from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
 from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.parts import PostgresPart, parts
 from affinity.provider.postgres.rights import change_rights
 from affinity.provider.postgres.session_store import PostgresSessionStore
 from affinity.provider.schema import Progress, SchemaReport, log_progress
@@ -80,6 +81,10 @@ class PostgresProvider(Database):
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row. After a lock wait
       PostgreSQL checks it again, with the row and the time as they are then.
     """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the object from the class with the verbs of the guests."""
+        return object.__new__(composed(cls, _parts))
 
     def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
         super().__init__(connections, as_client=as_client)
@@ -257,12 +262,6 @@ class PostgresProvider(Database):
     get_quotas: Final = quotas.get_quotas
     set_quotas: Final = audited("", quotas.set_quotas)
 
-    # -- schedules
-
-    write_schedules: Final = audited("schedule", schedules.write_schedules)
-    get_due_schedules: Final = schedules.get_due_schedules
-    list_schedules: Final = schedules.list_schedules
-
     # -- the audit log
 
     write_audit: Final = audit.write_audit
@@ -297,3 +296,7 @@ class PostgresProvider(Database):
     prune_journals: Final = audited("", journal_admin.prune_journals)
     watch_journals: Final = streams.watch_journals
     notify_journals: Final = streams.notify_journals
+
+
+def _parts() -> Iterable[PostgresPart]:
+    return parts().values()

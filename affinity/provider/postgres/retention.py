@@ -48,12 +48,6 @@ async def set_pruned(db: Database, after: datetime | None) -> None:
     await db.connections.misc.run(_SQL["set_pruned"], {"after": after})
 
 
-async def remove_ended_schedules(db: Database, older_than: float) -> None:
-    """Remove schedules of clients that ended so long ago."""
-    ended = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW)}
-    await db.connections.misc.run(_SQL["remove_ended_schedules"], ended)
-
-
 async def prune(
     db: Database,
     status: frozenset[str],

@@ -97,12 +97,3 @@ WHERE NOT is_last AND ended_at < (SELECT clock()) - %(older_than)s * interval '1
 
 -- set_pruned: where the next sweep goes on
 UPDATE sweeps SET pruned_to = coalesce(%(after)s, '-infinity')
-
--- remove_ended_schedules: schedules of clients that have ended long ago
-DELETE FROM schedules s USING (
-    SELECT name FROM schedules
-    WHERE next_due IS NULL AND paused IS NULL AND queued IS NULL AND app IS NULL
-      AND updated_at < clock() - %(older_than)s * interval '1 s'
-    ORDER BY updated_at LIMIT %(window)s FOR UPDATE SKIP LOCKED
-) ended
-WHERE s.name = ended.name

@@ -1,22 +1,23 @@
 """Rights of roles other than the one that migrates: clients, readers, workers without DDL, and autoscalers.
 
-`RIGHTS` is the whole table of role, object and right. PUBLIC has none: each migration revokes what PostgreSQL gives it
-by default, which is EXECUTE on every function, and gives each role of the table ``granted_roles`` its rights again.
+`RIGHTS` is the kernel's table of role, object and right; guests add theirs. PUBLIC has none: each migration revokes
+what PostgreSQL gives it by default, which is EXECUTE on every function, and gives each role of the table
+``granted_roles`` its rights again.
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
-restarts ended ones, raises events, asks instances to cancel, appends inputs to journals, creates journals from others
-and writes schedules. These functions check all that they are given, in the database: a right to call one is a right to
-say what a client may say, and no more (``schema/12_clients.sql``). A reader has the rights of a client but for these
-functions. A worker changes rows of all tables but the ones that describe the schema and the rights. An autoscaler reads
-the view ``desired_workers`` and the numbers of the migrations.
+restarts ended ones, raises events, asks instances to cancel, appends inputs to journals and creates journals from
+others. Guests add functions of their own. These functions check all that they are given, in the database: a right to
+call one is a right to say what a client may say, and no more (``schema/12_clients.sql``). A reader has the rights of a
+client but for these functions. A worker changes rows of all tables but the ones that describe the schema and the
+rights. An autoscaler reads the view ``desired_workers`` and the numbers of the migrations.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Final, Literal, LiteralString, TypeAlias
+from dataclasses import asdict
+from typing import Final, LiteralString
 
 from psycopg import AsyncConnection, sql
 
@@ -27,105 +28,76 @@ from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.errors import translated
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import Row
-
-ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
+from affinity.provider.postgres.parts import CHANGE, READ, RUN, Rights, parts
 
 ROLE_KINDS: Final = ("client", "worker", "scaler", "reader")
 
 
-@dataclass(frozen=True, slots=True)
-class Rights:
-    """The rights of each kind of role to some objects.
-
-    Args:
-        kind: as ``GRANT`` calls it: a view is a table.
-        objects: names, separated by spaces; a function's name stands for all functions of that name.
-        client, worker, scaler: privileges, separated by commas.
-        reader: likewise; None: as a client.
-    """
-
-    kind: ObjectKind
-    objects: str
-    client: str = ""
-    worker: str = ""
-    scaler: str = ""
-    reader: str | None = None
-
-    def of(self, role_kind: str) -> list[str]:
-        """The privileges of a kind of role."""
-        named = self.client if role_kind == "reader" and self.reader is None else getattr(self, role_kind)
-        return [each.strip() for each in str(named).split(",") if each]
-
-
-_READ: Final = "SELECT"
-_CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
-_RUN: Final = "EXECUTE"
-
-RIGHTS: Final[Sequence[Rights]] = (
+RIGHTS: Final[tuple[Rights, ...]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
     # What says which schema it is, the limits, and who may do what.
-    Rights("TABLE", "timeline quotas granted_roles", client=_READ, worker=_READ),
+    Rights("TABLE", "timeline quotas granted_roles", client=READ, worker=READ),
     # Written by functions alone, so that no role but the owner changes an entry.
-    Rights("TABLE", "audit", client=_READ, worker=_READ),
+    Rights("TABLE", "audit", client=READ, worker=READ),
     Rights("SEQUENCE", "audit_entry_id_seq"),
-    Rights("FUNCTION", "write_audit write_effects", client=_RUN, worker=_RUN, reader=""),
-    Rights("FUNCTION", "remove_audit", worker=_RUN),
-    Rights("TABLE", "migrations", client=_READ, worker=_READ, scaler=_READ),
-    Rights("TABLE", "worker_queue orchestrator_queue", client=_READ, worker=f"{_CHANGE}, MAINTAIN"),
+    Rights("FUNCTION", "write_audit write_effects", client=RUN, worker=RUN, reader=""),
+    Rights("FUNCTION", "remove_audit", worker=RUN),
+    Rights("TABLE", "migrations", client=READ, worker=READ, scaler=READ),
+    Rights("TABLE", "worker_queue orchestrator_queue", client=READ, worker=f"{CHANGE}, MAINTAIN"),
     Rights(
         "TABLE",
         "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
         " instances_by_status journal_delegations journal_entries journal_parents journal_requests"
         " journal_revisits journal_steps journal_streams journal_wakes"
-        " journals message_keys resources rounds schedules session_holds session_moves session_orders session_states"
+        " journals message_keys resources rounds session_holds session_moves session_orders session_states"
         " session_watches sessions suspensions sweeps workers",
-        client=_READ,
-        worker=_CHANGE,
+        client=READ,
+        worker=CHANGE,
     ),
     # Views.
-    Rights("TABLE", "desired_workers", client=_READ, worker=_READ, scaler=_READ),
+    Rights("TABLE", "desired_workers", client=READ, worker=READ, scaler=READ),
     Rights(
         "TABLE",
         "alive_workers held_sessions message_routes newer_workers planned_moves session_routes",
-        client=_READ,
-        worker=_READ,
+        client=READ,
+        worker=READ,
     ),
-    Rights("TABLE", "deliverable_items", client=_READ, worker="SELECT, UPDATE"),  # whose rows a fetch locks
+    Rights("TABLE", "deliverable_items", client=READ, worker="SELECT, UPDATE"),  # whose rows a fetch locks
     Rights("SEQUENCE", "epochs orchestrator_queue_id_seq", worker="USAGE, SELECT"),
     # The view `desired_workers` calls it with the rights of its reader.
-    Rights("FUNCTION", "clock", client=_RUN, worker=_RUN, scaler=_RUN),
+    Rights("FUNCTION", "clock", client=RUN, worker=RUN, scaler=RUN),
     # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
     Rights(
         "FUNCTION",
         "client_append_input client_append_journals client_create_instances client_create_journal"
-        " client_restart_instances client_send_messages client_write_schedules describe_journal",
-        client=_RUN,
-        worker=_RUN,
+        " client_restart_instances client_send_messages describe_journal",
+        client=RUN,
+        worker=RUN,
         reader="",
     ),
     # With the owner's rights: what each connection asks first. A timeline begins where the server is another one.
-    Rights("FUNCTION", "read_timeline", client=_RUN, worker=_RUN),
+    Rights("FUNCTION", "read_timeline", client=RUN, worker=RUN),
     # What a client reads with.
     Rights(
         "FUNCTION",
-        "find_entries find_inherited_reply is_inherited_input is_running is_waiting journal_segments next_schedule",
-        client=_RUN,
-        worker=_RUN,
+        "find_entries find_inherited_reply is_inherited_input is_waiting journal_segments",
+        client=RUN,
+        worker=RUN,
     ),
     # With the owner's rights: a timeline begins for the number that a worker gives.
-    Rights("FUNCTION", "establish_timeline", worker=_RUN),
+    Rights("FUNCTION", "establish_timeline", worker=RUN),
     Rights(
         "FUNCTION",
         "add_instances append_input append_journals bounce_journals commit_turn commit_turns consume_messages"
         " create_instances create_journal create_journals restart_instances send_keyed_messages send_messages"
-        " write_schedules creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
+        " creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
         " cut_journals find_inherited_event find_resting free_items holds_session instance_bytes is_outdated"
         " keep_usage keeps_session latest_hold"
         " lock_order lower_worker_has_room measure_instances park_items passes_fence places_in_order"
         " prune_all_journals prune_journals refuse release_busy release_sessions remove_resting"
         " reply_messages reset_instance restrict_items"
         " start_journals unpark_items version_since write_journals",
-        worker=_RUN,
+        worker=RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
@@ -140,7 +112,15 @@ RIGHTS: Final[Sequence[Rights]] = (
         " notify_watchers promote_next record_ended_execution record_session_move tag_route",
     ),
 )
-"""Each table, view, sequence and function of the schema has a row here: a test compares it with the database."""
+"""Each table, view, sequence and function of the kernel's schema has a row here, those of a guest in its part: a test
+compares them with the database.
+"""
+
+
+def all_rights() -> tuple[Rights, ...]:
+    """Return the rights to the objects of the kernel and of the guests."""
+    return (*RIGHTS, *(rights for part in parts().values() for rights in part.rights))
+
 
 _WITH_MAINTAIN: Final = 170_000
 """The first version of PostgreSQL in which vacuuming is a right that can be given."""
@@ -263,7 +243,7 @@ async def _grant(connection: AsyncConnection[Row], target: Target, role: str, ki
 
 
 def _privileges(role_kind: str, server_version: int) -> Iterator[tuple[str, str, str]]:
-    for row in RIGHTS:
+    for row in all_rights():
         for privilege in row.of(role_kind):
             if privilege != "MAINTAIN" or server_version >= _WITH_MAINTAIN:
                 yield from ((row.kind, name, privilege) for name in row.objects.split(" "))

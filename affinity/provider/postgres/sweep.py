@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
@@ -13,7 +14,8 @@ from affinity.limits import DRAINED_RETENTION_SECONDS, MAX_REROUTE, SWEEP_ROWS
 from affinity.provider.contract import LEFT, NO_RETENTION, OFFER_SECONDS, Retention, Sweep
 from affinity.provider.postgres.old_data import remove_old
 from affinity.provider.postgres.operations import Database
-from affinity.provider.statements import load_statements
+from affinity.provider.postgres.parts import expressions
+from affinity.provider.statements import load_statements, with_columns
 
 WINDOW: Final = 5_000
 """Queued sessions, and session rows, that one sweep looks at: some tens of milliseconds, however many there are."""
@@ -30,7 +32,6 @@ HALF_SENT: Final = 5.0
 """Seconds after which the rest of a request that the server has begun will not come: it was sent with its beginning."""
 
 _SQL: Final = load_statements(__package__, "sweep.sql")
-_REPAIR: Final = (_SQL["end_plans"], _SQL["repair"])
 _VACUUM: Final[dict[str, LiteralString]] = {
     # Without truncation, for which all others would have to wait.
     table: f"VACUUM (SKIP_LOCKED, TRUNCATE false) {table}"
@@ -72,8 +73,8 @@ async def sweep(
     }
     (
         *_,
-        [(items, messages, sessions, workers, holds, bloated, _, next_schedule)],
-    ) = await db.connections.misc.pipeline(_REPAIR, bounds)
+        [(items, messages, sessions, workers, holds, bloated, _, *due)],
+    ) = await db.connections.misc.pipeline(_repair(), bounds)
     more = max(items, messages) >= MAX_REROUTE
     if more:
         await db.connections.misc.run(_SQL["again"])
@@ -88,6 +89,12 @@ async def sweep(
         workers_removed=workers,
         limit_reached=more,
         backlog=max(sessions, workers, holds) >= SWEEP_ROWS,
-        next_schedule=next_schedule,
+        due=dict(zip(expressions("due"), due, strict=True)),
     )
     return replace(swept, **{**old, "backlog": swept.backlog or bool(old["backlog"])})  # type: ignore[arg-type]
+
+
+@cache
+def _repair() -> tuple[LiteralString, LiteralString]:
+    """The statements of a sweep, with the columns of the guests."""
+    return _SQL["end_plans"], with_columns(_SQL["repair"], expressions("due").values())

@@ -202,5 +202,5 @@ SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM messages), (SELECT co
      WHERE datname = current_database() AND usename = current_user
        AND (application_name LIKE 'affinity %%' OR application_name = %(application_name)s)
        AND state = 'active' AND wait_event = 'ClientRead'
-       AND xact_start < clock_timestamp() - %(half_sent)s * interval '1 s'),
-    next_schedule()
+       AND xact_start < clock_timestamp() - %(half_sent)s * interval '1 s')
+    -- columns of guests

@@ -23,7 +23,6 @@ file beside it:
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
-    schedules           schedules: write, list, which are due
     quotas              limits of one database
     audit               the audit log: entries in the transactions of verbs, list, remove
     rebalancing         how full the workers are
@@ -39,6 +38,7 @@ file beside it:
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
+    parts               what guests add: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
@@ -50,6 +50,7 @@ Files that only this engine has:
     session_states      records of session state: the fences of their writes
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes
+    verbs               verbs of the provider, made from operations
     driver/             the connection, its transactions, its thread, the clock, errors, the timeline
     schema/             the whole schema, by subject
 """

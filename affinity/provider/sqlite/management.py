@@ -28,6 +28,7 @@ from affinity.provider.rows import (
 from affinity.provider.sqlite import messages, work_items
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.parts import ask
 from affinity.provider.sqlite.sessions import BLOCKED, FREE, NEW, SUSPENDED
 from affinity.provider.statements import load_statements
 
@@ -58,7 +59,6 @@ def measure_queues(tx: Tx, limit: int) -> QueueStatistics:
     at: dict[str, Any] = {"now": tx.now, "limit": limit}
     items, oldest_item, oldest_session = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)
-    late_since = tx.value(SQL["late_schedule"], at)
     return QueueStatistics(
         work_items={one: min(limit, items[one]) for one in get_args(WorkItemState)},
         messages={one: min(limit, messages[one]) for one in get_args(MessageState)},
@@ -67,7 +67,7 @@ def measure_queues(tx: Tx, limit: int) -> QueueStatistics:
         suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
         waiting_sessions=_count_waiting_sessions(tx, at),
         oldest_waiting_session=oldest_session,
-        late_schedule=None if late_since is None else tx.now - late_since,
+        late=ask(tx, "late"),
     )
 
 

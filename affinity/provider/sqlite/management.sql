@@ -81,9 +81,6 @@ SELECT json_group_array(DISTINCT session_id) FROM (
     SELECT session_id FROM worker_queue WHERE route = :route AND visible_at <= :now LIMIT :limit
 );
 
--- late_schedule: since when the longest due schedule is due
-SELECT min(next_due) FROM schedules WHERE next_due <= :now;
-
 -- waiting_items: of one route, that no live worker has locked, by name
 SELECT 'activities', name, :tag, count(*), min(visible_at), min(instance_id) FROM (
     SELECT name, visible_at, instance_id FROM worker_queue

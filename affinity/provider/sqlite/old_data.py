@@ -12,6 +12,7 @@ from affinity.provider.contract import Retention
 from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
 from affinity.provider.sqlite import audit, instances, moves, retention, session_states, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.parts import parts
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "old_data.sql")
@@ -38,6 +39,9 @@ async def remove_old(access: Access, keep: Retention) -> dict[str, int | bool]:
     for name, older_than, step in steps:
         if older_than is not None:
             removed[name], more = await access.write(partial(step, retention=keep))
+            backlog |= more
+    if steps_of_guests := [part.remove_old for part in parts().values() if part.remove_old is not None]:
+        for _, more in await access.write(lambda tx: [step(tx, keep) for step in steps_of_guests]):
             backlog |= more
     counts, more = await run_rounds(_kinds(access, keep), _Rounds(access))
     return {**removed, **counts, "backlog": backlog or more}

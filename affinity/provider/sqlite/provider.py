@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 from weakref import WeakMethod
 
 import anyio.to_thread
@@ -39,6 +39,7 @@ from affinity.provider.contract import (
 )
 from affinity.provider.contract.journal_side import JournalWatch
 from affinity.provider.listing import list_portions
+from affinity.provider.parts import composed
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
@@ -60,7 +61,6 @@ from affinity.provider.sqlite import (
     releasing,
     replies,
     resources,
-    schedules,
     sessions,
     streams,
     suspension,
@@ -78,17 +78,16 @@ from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
+from affinity.provider.sqlite.parts import SqlitePart, parts
 from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.turns import commit
+from affinity.provider.sqlite.verbs import acts, looks_first, reads, writes
 from affinity.provider.timeline import SeenTimeline, Timeline
 from affinity.records import DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", hints.Subscription, hints.JournalSubscription)
-
-Operation: TypeAlias = Callable[Concatenate[Tx, P], T]
-Verb: TypeAlias = "Callable[Concatenate[SqliteProvider, P], Coroutine[Any, Any, T]]"
 
 
 def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
@@ -97,56 +96,16 @@ def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
         call()
 
 
-def _writes(operation: Operation[P, T]) -> Verb[P, T]:
-    """The verb that runs an operation with the lock that writers need."""
-
-    @wraps(operation)
-    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._write(operation, *args, **kwargs)
-
-    return verb
-
-
-def _acts(name: str, kind: str, operation: Operation[P, T]) -> Verb[P, T]:
-    """As `_writes`, of a verb that users call: it has its entries in the audit log; ``kind``: of its targets. With
-    ``dry_run`` it only reads.
-    """
-
-    @wraps(operation)
-    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if kwargs.get("dry_run"):
-            return await self._read(operation, *args, **kwargs)
-        return await self._act(name, kind, operation, *args, **kwargs)
-
-    return verb
-
-
-def _reads(operation: Operation[P, T]) -> Verb[P, T]:
-    """The verb that runs an operation that only reads."""
-
-    @wraps(operation)
-    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._read(operation, *args, **kwargs)
-
-    return verb
-
-
-def _looks_first(operation: Callable[Concatenate[Database, P], T]) -> Verb[P, T]:
-    """The verb whose operation reads, and takes the lock that writers need only when there is something to do."""
-
-    @wraps(operation)
-    async def verb(self: SqliteProvider, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._writer.call(operation, *args, **kwargs)
-
-    return verb
-
-
 class SqliteProvider:
     """A `Provider` on one SQLite file, for the processes of one machine.
 
     Two threads serve it, each with a connection of its own: one for what writes or may come to write, and one for
     what only reads, which so never waits behind an fsync. Made by `open`.
     """
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make the object from the class with the verbs of the guests."""
+        return object.__new__(composed(cls, _parts))
 
     def __init__(self, path: Path, writer: Database, reader: Database, timeline: Timeline | SeenTimeline) -> None:
         self._timeline = timeline
@@ -240,7 +199,7 @@ class SqliteProvider:
 
     # -- workers
 
-    register_worker: Final = _writes(workers.register)
+    register_worker: Final = writes(workers.register)
 
     async def renew_worker(
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
@@ -248,29 +207,29 @@ class SqliteProvider:
         self._check_file()
         return await self._write(workers.renew, identity, lease, labels)
 
-    drain_worker: Final = _writes(workers.drain)
-    release_worker: Final = _writes(workers.release)
+    drain_worker: Final = writes(workers.drain)
+    release_worker: Final = writes(workers.release)
 
     # -- work items
 
-    fetch_work_item: Final = _looks_first(fetching.fetch)
-    renew_work_item_lock: Final = _writes(work_items.renew)
-    check_work_item: Final = _reads(work_items.check)
-    ack_work_item: Final = _writes(work_items.ack)
-    abandon_work_item: Final = _writes(work_items.abandon)
-    release_unknown_locks: Final = _writes(work_items.release_unknown_locks)
-    begin_work_item: Final = _writes(work_items.begin)
+    fetch_work_item: Final = looks_first(fetching.fetch)
+    renew_work_item_lock: Final = writes(work_items.renew)
+    check_work_item: Final = reads(work_items.check)
+    ack_work_item: Final = writes(work_items.ack)
+    abandon_work_item: Final = writes(work_items.abandon)
+    release_unknown_locks: Final = writes(work_items.release_unknown_locks)
+    begin_work_item: Final = writes(work_items.begin)
 
     # -- sessions
 
-    report_session_moves: Final = _writes(moves.report)
-    release_session: Final = _acts("release_session", "session", releasing.release)
-    release_idle_session: Final = _writes(releasing.release_idle)
+    report_session_moves: Final = writes(moves.report)
+    release_session: Final = acts("release_session", "session", releasing.release)
+    release_idle_session: Final = writes(releasing.release_idle)
 
     # -- orchestrations
 
-    fetch_orchestration_item: Final = _looks_first(orchestrations.fetch)
-    read_history: Final = _reads(orchestrations.read_histories)
+    fetch_orchestration_item: Final = looks_first(orchestrations.fetch)
+    read_history: Final = reads(orchestrations.read_histories)
 
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
@@ -279,10 +238,10 @@ class SqliteProvider:
         await self.notify_journals(notify)
         return results
 
-    release_instance: Final = _writes(orchestrations.release)
-    suspend_instance: Final = _writes(suspension.suspend)
-    retry_suspended: Final = _writes(suspension.retry)
-    end_waits: Final = _looks_first(waits.end_waits)
+    release_instance: Final = writes(orchestrations.release)
+    suspend_instance: Final = writes(suspension.suspend)
+    retry_suspended: Final = writes(suspension.retry)
+    end_waits: Final = looks_first(waits.end_waits)
 
     # -- repair and hints
 
@@ -316,25 +275,25 @@ class SqliteProvider:
 
     # -- the client
 
-    create_instance: Final = _acts("create_instance", "instance", create_all)
-    restart_instance: Final = _acts("restart_instance", "instance", stored.restart_instances)
-    send_message: Final = _acts("send_message", "instance", send_all)
-    get_replies: Final = _reads(replies.read)
-    get_instance: Final = _reads(stored.get_instances)
-    list_instances: Final = _reads(stored.list_instances)
-    read_origins: Final = _reads(management.read_origins)
-    list_work_items: Final = _reads(management.list_work_items)
-    list_executions: Final = _reads(management.list_executions)
-    list_tree: Final = _reads(management.list_tree)
-    measure_queues: Final = _reads(management.measure_queues)
-    sample_waiting_work: Final = _reads(management.sample_waiting_work)
-    count_instances: Final = _reads(management.count_instances)
-    resume_instance: Final = _acts("resume_instance", "instance", suspension.resume)
-    reset_instance: Final = _acts("reset_instance", "instance", resetting.reset)
-    delete_instance: Final = _acts("delete_instance", "instance", stored.delete_instances)
-    prune_instances: Final = _acts("prune_instances", "", pruning.prune_instances)
-    prune_histories: Final = _acts("prune_histories", "", pruning.prune_histories)
-    move_session: Final = _acts("move_session", "session", planned_moves.plan)
+    create_instance: Final = acts("create_instance", "instance", create_all)
+    restart_instance: Final = acts("restart_instance", "instance", stored.restart_instances)
+    send_message: Final = acts("send_message", "instance", send_all)
+    get_replies: Final = reads(replies.read)
+    get_instance: Final = reads(stored.get_instances)
+    list_instances: Final = reads(stored.list_instances)
+    read_origins: Final = reads(management.read_origins)
+    list_work_items: Final = reads(management.list_work_items)
+    list_executions: Final = reads(management.list_executions)
+    list_tree: Final = reads(management.list_tree)
+    measure_queues: Final = reads(management.measure_queues)
+    sample_waiting_work: Final = reads(management.sample_waiting_work)
+    count_instances: Final = reads(management.count_instances)
+    resume_instance: Final = acts("resume_instance", "instance", suspension.resume)
+    reset_instance: Final = acts("reset_instance", "instance", resetting.reset)
+    delete_instance: Final = acts("delete_instance", "instance", stored.delete_instances)
+    prune_instances: Final = acts("prune_instances", "", pruning.prune_instances)
+    prune_histories: Final = acts("prune_histories", "", pruning.prune_histories)
+    move_session: Final = acts("move_session", "session", planned_moves.plan)
 
     async def take_session(
         self, identity: WorkerIdentity, session_ids: Sequence[str], *, max_sessions: int, session_lock: float
@@ -345,37 +304,31 @@ class SqliteProvider:
             planned_moves.take, identity, session_ids, max_sessions=max_sessions, session_lock=session_lock
         )
 
-    set_drain_wanted: Final = _acts("set_drain_wanted", "worker", workers.set_drain_wanted)
-    list_sessions: Final = _reads(sessions.list_sessions)
-    list_session_moves: Final = _reads(moves.list_page)
-    list_workers: Final = _reads(workers.list_workers)
-    list_code: Final = _reads(workers.list_code)
-    desired_workers: Final = _reads(workers.measure_demand)
+    set_drain_wanted: Final = acts("set_drain_wanted", "worker", workers.set_drain_wanted)
+    list_sessions: Final = reads(sessions.list_sessions)
+    list_session_moves: Final = reads(moves.list_page)
+    list_workers: Final = reads(workers.list_workers)
+    list_code: Final = reads(workers.list_code)
+    desired_workers: Final = reads(workers.measure_demand)
 
     async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
         run = self._read if identity is None else self._write
         return await run(rebalancing.get_load, identity, held)
 
-    suspend_rebalancing: Final = _acts("suspend_rebalancing", "", rebalancing.suspend)
-    get_quotas: Final = _reads(quotas.get)
-    set_quotas: Final = _acts("set_quotas", "", quotas.set_all)
-
-    # -- schedules
-
-    write_schedules: Final = _acts("write_schedules", "schedule", schedules.write)
-    get_due_schedules: Final = _reads(schedules.get_due)
-    list_schedules: Final = _reads(schedules.list_schedules)
+    suspend_rebalancing: Final = acts("suspend_rebalancing", "", rebalancing.suspend)
+    get_quotas: Final = reads(quotas.get)
+    set_quotas: Final = acts("set_quotas", "", quotas.set_all)
 
     # -- the audit log
 
-    write_audit: Final = _writes(audit.write)
-    list_audit: Final = _reads(audit.list_page)
+    write_audit: Final = writes(audit.write)
+    list_audit: Final = reads(audit.list_page)
 
     # -- resources
 
-    begin_resource: Final = _writes(resources.begin)
-    set_resource_handle: Final = _writes(resources.set_handle)
-    get_resource: Final = _reads(resources.get)
+    begin_resource: Final = writes(resources.begin)
+    set_resource_handle: Final = writes(resources.set_handle)
+    get_resource: Final = reads(resources.get)
 
     async def take_unused_resources(
         self, names: Collection[str], *, limit: int, seconds: float
@@ -384,8 +337,8 @@ class SqliteProvider:
             return []  # without the lock of a writer
         return await self._write(resources.take_unused, names, limit, seconds)
 
-    find_unused_resources: Final = _reads(resources.find_others)
-    remove_resources: Final = _writes(resources.remove)
+    find_unused_resources: Final = reads(resources.find_others)
+    remove_resources: Final = writes(resources.remove)
 
     # -- journals
 
@@ -396,34 +349,34 @@ class SqliteProvider:
         await self.notify_workers(notify or {})
         return await refuse_other_events(self.read_journal, appends, appended)
 
-    get_pending: Final = _reads(journals.get_pending)
-    read_journal: Final = _reads(journals.read)
-    get_wakes: Final = _reads(journals.get_wakes)
+    get_pending: Final = reads(journals.get_pending)
+    read_journal: Final = reads(journals.read)
+    get_wakes: Final = reads(journals.get_wakes)
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
         lost = await self._writer.call(Database.write_unsynced, streams.write, parts)
         await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
         return lost
 
-    create_journals: Final = _acts("create_journals", "journal", lineage.create)
-    get_lineage: Final = _reads(lineage.get)
+    create_journals: Final = acts("create_journals", "journal", lineage.create)
+    get_lineage: Final = reads(lineage.get)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
         await self.notify_journals([session_id])
 
-    begin_wait: Final = _writes(activity_waits.begin)
-    end_wait: Final = _writes(activity_waits.end)
-    get_waits: Final = _reads(activity_waits.read)
+    begin_wait: Final = writes(activity_waits.begin)
+    end_wait: Final = writes(activity_waits.end)
+    get_waits: Final = reads(activity_waits.read)
 
-    _read_journals: Final = _reads(journal_admin.list_journals)
+    _read_journals: Final = reads(journal_admin.list_journals)
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
         return await list_portions(self._read_journals, where, limit, instant)
 
-    list_requests: Final = _reads(open_requests.list_requests)
-    describe_journal: Final = _acts("describe_journal", "journal", journal_admin.describe_journal)
-    delete_journal: Final = _acts("delete_journal", "journal", journal_admin.delete_journals)
+    list_requests: Final = reads(open_requests.list_requests)
+    describe_journal: Final = acts("describe_journal", "journal", journal_admin.describe_journal)
+    delete_journal: Final = acts("delete_journal", "journal", journal_admin.delete_journals)
 
     async def prune_journals(
         self,
@@ -495,6 +448,10 @@ class SqliteProvider:
             subscription.receive(Hint())
         for watch in self._watches:
             watch.receive({})
+
+
+def _parts() -> Iterable[SqlitePart]:
+    return parts().values()
 
 
 def _open(

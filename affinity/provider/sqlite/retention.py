@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from affinity.limits import PRUNE_EVENTS, PRUNE_STEP_SECONDS, PRUNE_TREE_EVENTS, PRUNE_WINDOW, SWEEP_EVENTS
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
 from affinity.provider.sqlite import instances as stored
-from affinity.provider.sqlite import replies, schedules
+from affinity.provider.sqlite import replies
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
@@ -63,7 +63,6 @@ def sweep_instances(tx: Tx, retention: Retention) -> tuple[int, bool]:
     step = _prune(tx, SWEPT_STATUSES, retention.instances, after=after, **bounds)
     if step.after != after:
         tx.run(SQL["set_pruned"], {"after": step.after or 0.0})
-    schedules.remove_ended(tx, retention.instances)
     return step.instances, step.instances > 0 and step.after is not None
 
 

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from affinity.limits import DRAINED_RETENTION_SECONDS, MAX_REROUTE, SWEEP_ROWS
 from affinity.provider.contract import LEFT, OFFER_SECONDS, Sweep
-from affinity.provider.sqlite import activity_waits, messages, schedules, work_items
+from affinity.provider.sqlite import activity_waits, messages, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.parts import ask
 from affinity.provider.sqlite.sessions import is_offer, own_route
 from affinity.provider.statements import load_statements
 
@@ -57,7 +58,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         workers_removed=workers_removed,
         limit_reached=repair.exhausted,
         backlog=max(sessions_removed, holds_removed) >= SWEEP_ROWS,
-        next_schedule=schedules.next_due(tx),
+        due=ask(tx, "due"),
     )
 
 

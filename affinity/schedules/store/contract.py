@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, cast
 
-from affinity.provider.contract.connection import ProviderConnection
-from affinity.provider.contract.instances import NewInstance
+from affinity.provider.contract import NewInstance, ProviderConnection
+from affinity.provider.parts import check_part, missing_verbs
 from affinity.records import frozen
 
 PauseKind: TypeAlias = Literal["operator", "undeclared"]
@@ -49,7 +49,7 @@ class ScheduleWrite:
 
 @frozen(kw_only=True)
 class DueSchedules:
-    """Answer to `Provider.get_due_schedules`."""
+    """Answer to `ScheduleProvider.get_due_schedules`."""
 
     now: datetime
     rows: Sequence[ScheduleRow]
@@ -57,7 +57,11 @@ class DueSchedules:
 
 
 class ScheduleProvider(ProviderConnection, Protocol):
-    """The verbs on schedules: of workers, which fire them, and of clients."""
+    """The verbs on schedules: of workers, which fire them, and of clients.
+
+    `WorkerProvider.sweep` reports in `Sweep.due` when the next schedule is due, as ``schedules``; and removes schedules
+    that no app declares when they ended so long ago as instances are kept.
+    """
 
     async def write_schedules(self, writes: Sequence[ScheduleWrite]) -> Sequence[bool]:
         """Write schedules of distinct names in one transaction, each with its starts. False: the row is not there in
@@ -86,3 +90,18 @@ class ScheduleProvider(ProviderConnection, Protocol):
     ) -> Sequence[ScheduleRow]:
         """The schedules of these names, or else one page of ``limit`` rows by name; with ``app``, only of this app."""
         ...
+
+
+def schedules_of(provider: ProviderConnection) -> ScheduleProvider:
+    """Return the provider as one that keeps schedules.
+
+    Raises:
+        InvalidOptions: it keeps none.
+    """
+    check_part(provider, ScheduleProvider)
+    return cast(ScheduleProvider, provider)
+
+
+def keeps_schedules(provider: ProviderConnection) -> bool:
+    """Whether the provider keeps schedules."""
+    return not missing_verbs(provider, ScheduleProvider)

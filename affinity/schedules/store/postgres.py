@@ -1,4 +1,4 @@
-"""Schedules: writing, reading, and which of them are due."""
+"""Schedules on PostgreSQL: writing, reading, and which of them are due."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_PAGE
-from affinity.provider.contract import DueSchedules, ScheduleRow, ScheduleWrite
-from affinity.provider.postgres.audit import with_entries
+from affinity.limits import MAX_PAGE, PRUNE_WINDOW
+from affinity.provider.contract import Retention
+from affinity.provider.postgres.audit import audited, with_entries
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.messages import STARTED, created_of, instance_columns
 from affinity.provider.postgres.operations import Database
-from affinity.provider.rows import schedule_values, to_schedule
+from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
 from affinity.provider.statements import load_statements, with_parts
+from affinity.schedules.store.contract import DueSchedules, ScheduleRow, ScheduleWrite
+from affinity.schedules.store.rows import schedule_values, to_schedule
 
-_SQL: Final = load_statements(__package__, "schedules.sql")
+_SQL: Final = load_statements(__package__, "postgres.sql")
 
 
 async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequence[bool]:
     if not writes:
         return []
-    rows = [{"n": n, "removed": one.removed, **schedule_values(one.row)} for n, one in enumerate(writes, 1)]
-    starts = [(n, new) for n, one in enumerate(writes, 1) for new in one.starts]
+    rows = [{"n": n, "removed": write.removed, **schedule_values(write.row)} for n, write in enumerate(writes, 1)]
+    starts = [(n, new) for n, write in enumerate(writes, 1) for new in write.starts]
     params = {
         "rows": json.dumps(rows),
         "of": Ints(n for n, _ in starts),
@@ -58,3 +60,30 @@ async def list_schedules(
     given = {name: value for name, value in conditions.items() if value is not None}
     statement = with_parts(_SQL["list"], frozenset(given))
     return [to_schedule(row) for row in await db.connections.misc.run(statement, given)]
+
+
+async def remove_ended(db: Database, keep: Retention) -> tuple[int, bool]:
+    """Remove schedules of clients that ended so long ago as instances are kept."""
+    if keep.instances is not None:
+        ended = {"older_than": float(keep.instances), "window": Int8(PRUNE_WINDOW)}
+        await db.connections.misc.run(_SQL["remove_ended"], ended)
+    return 0, False
+
+
+PART: Final = PostgresPart(
+    verbs={
+        "write_schedules": audited("schedule", write_schedules),
+        "get_due_schedules": get_due_schedules,
+        "list_schedules": list_schedules,
+    },
+    rights=(
+        Rights("TABLE", "schedules", client=READ, worker=CHANGE),
+        Rights("FUNCTION", "client_write_schedules", client=RUN, worker=RUN, reader=""),
+        Rights("FUNCTION", "is_running next_schedule", client=RUN, worker=RUN),
+        Rights("FUNCTION", "write_schedules", worker=RUN),
+    ),
+    due="next_schedule()",
+    late=_SQL["late"],
+    next_due=_SQL["next_due"],
+    remove_old=remove_ended,
+)

@@ -42,3 +42,23 @@ LIMIT %(limit)s
 -- columns: of a schedule
 s.name, s.generation, s.revision, s.spec, s.app, s.code, s.paused, s.note, s.next_due, s.last_due, s.running, s.queued,
 s.queued_until, s.retry_at, s.skipped, s.created_at, s.updated_at, is_running(s)
+
+-- late: seconds for which the longest due schedule has been due
+SELECT extract(epoch FROM clock() - s.next_due)::float8
+FROM schedules s WHERE s.next_due <= (SELECT clock()) ORDER BY s.next_due LIMIT 1
+
+-- next_due: when the next schedule will be due that is not due now
+SELECT extract(epoch FROM min(at))::float8 FROM (
+    SELECT min(next_due) AS at FROM schedules WHERE next_due > clock()
+    UNION ALL
+    SELECT min(retry_at) FROM schedules WHERE retry_at > clock()
+) AS coming
+
+-- remove_ended: schedules of clients that have ended long ago
+DELETE FROM schedules s USING (
+    SELECT name FROM schedules
+    WHERE next_due IS NULL AND paused IS NULL AND queued IS NULL AND app IS NULL
+      AND updated_at < clock() - %(older_than)s * interval '1 s'
+    ORDER BY updated_at LIMIT %(window)s FOR UPDATE SKIP LOCKED
+) ended
+WHERE s.name = ended.name

@@ -1,4 +1,4 @@
-"""Schedules: writing, reading, and which of them are due."""
+"""Schedules on SQLite: writing, reading, and which of them are due."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from affinity.limits import MAX_PAGE, PRUNE_WINDOW
-from affinity.provider.contract import DueSchedules, ScheduleRow, ScheduleWrite
-from affinity.provider.rows import schedule_values, to_schedule
+from affinity.provider.contract import Retention
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import create_all
+from affinity.provider.sqlite.parts import SqlitePart
+from affinity.provider.sqlite.verbs import acts, reads
 from affinity.provider.statements import load_statements, with_parts
+from affinity.schedules.store.contract import DueSchedules, ScheduleRow, ScheduleWrite
+from affinity.schedules.store.rows import schedule_values, to_schedule
 
-SQL: Final = load_statements(__package__, "schedules.sql")
+SQL: Final = load_statements(__package__, "sqlite.sql")
 
 
 def write(tx: Tx, writes: Sequence[ScheduleWrite]) -> list[bool]:
@@ -34,17 +37,34 @@ def _expected(row: ScheduleRow) -> tuple[str, int] | None:
 
 def get_due(tx: Tx, limit: int) -> DueSchedules:
     rows = tx.rows(SQL["due"], {"now": tx.now, "limit": limit})
-    return DueSchedules(now=instant(tx.now), rows=[to_schedule(row, instant) for row in rows], next_due=next_due(tx))
+    return DueSchedules(
+        now=instant(tx.now), rows=[to_schedule(row, instant) for row in rows], next_due=seconds_until_due(tx)
+    )
 
 
-def remove_ended(tx: Tx, older_than: float) -> None:
-    tx.run(SQL["remove_ended"], {"before": tx.now - older_than, "limit": PRUNE_WINDOW})
+def remove_ended(tx: Tx, keep: Retention) -> tuple[int, bool]:
+    """Remove schedules of clients that ended so long ago as instances are kept."""
+    if keep.instances is not None:
+        tx.run(SQL["remove_ended"], {"before": tx.now - keep.instances, "limit": PRUNE_WINDOW})
+    return 0, False
+
+
+def seconds_until_due(tx: Tx) -> float | None:
+    """Return the seconds until a schedule is due; None: none will be."""
+    at: float | None = tx.value(SQL["due_at"], {"now": tx.now})
+    return None if at is None else at - tx.now
+
+
+def seconds_late(tx: Tx) -> float | None:
+    """Return the seconds for which the longest due schedule has been due."""
+    since: float | None = tx.value(SQL["late_since"], {"now": tx.now})
+    return None if since is None else tx.now - since
 
 
 def next_due(tx: Tx) -> float | None:
-    """Seconds until a schedule is due; None: none will be."""
+    """Return the time at which the next schedule will be due that is not due now."""
     at: float | None = tx.value(SQL["next_due"], {"now": tx.now})
-    return None if at is None else at - tx.now
+    return at
 
 
 def list_schedules(
@@ -60,3 +80,16 @@ def list_schedules(
     parts = frozenset(given if names is not None else {*given, "limit"})
     arguments = given if names is not None else {**given, "limit": min(limit, MAX_PAGE)}
     return [to_schedule(row, instant) for row in tx.rows(with_parts(SQL["list"], parts), arguments)]
+
+
+PART: Final = SqlitePart(
+    verbs={
+        "write_schedules": acts("write_schedules", "schedule", write),
+        "get_due_schedules": reads(get_due),
+        "list_schedules": reads(list_schedules),
+    },
+    due=seconds_until_due,
+    late=seconds_late,
+    next_due=next_due,
+    remove_old=remove_ended,
+)

@@ -26,13 +26,23 @@ DELETE FROM schedules WHERE name IN (
     ORDER BY updated_at LIMIT :limit
 );
 
--- next_due: when the next schedule is due; now, if a queued tick may start
+-- due_at: when the next schedule is due; now, if a queued tick may start
 SELECT min(at) FROM (
     SELECT min(max(next_due, coalesce(retry_at, next_due))) AS at FROM schedules WHERE next_due IS NOT NULL
     UNION ALL
     SELECT max(:now, coalesce(s.retry_at, :now)) FROM schedules AS s WHERE s.queued IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM instances AS i
         WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended'))
+);
+
+-- late_since: since when the longest due schedule is due
+SELECT min(next_due) FROM schedules WHERE next_due <= :now;
+
+-- next_due: when the next schedule will be due that is not due now
+SELECT min(at) FROM (
+    SELECT min(next_due) AS at FROM schedules WHERE next_due > :now
+    UNION ALL
+    SELECT min(retry_at) FROM schedules WHERE retry_at > :now
 );
 
 -- due: schedules whose time has come, and schedules with a queued tick that may start

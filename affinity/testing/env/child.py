@@ -15,9 +15,8 @@ from typing import Any
 
 import anyio
 
-from affinity import errors
+from affinity import App, errors
 from affinity.errors import AffinityError, InvalidApp
-from affinity.orchestration import App
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.provider.urls import sqlite_path

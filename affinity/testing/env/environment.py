@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from affinity import App, Client
 from affinity.async_block import AsyncBlock
-from affinity.client import Client, SessionMoveOutcome
+from affinity.client import SessionMoveOutcome
 from affinity.errors import (
     AffinityError,
     DatabaseFailure,
@@ -25,7 +26,7 @@ from affinity.errors import (
     ProviderError,
 )
 from affinity.limits import MAX_RETENTION_SECONDS
-from affinity.orchestration import ActivityContext, App
+from affinity.orchestration import ActivityContext
 from affinity.orchestration.definitions import definition_of
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
@@ -406,7 +407,7 @@ class Env(AsyncBlock):
             NothingWillHappen: something is always due, for longer than ``max_jump``.
         """
         begun = self.now()
-        while await self._step(begun, schedules=False):
+        while await self._step(begun, guests=False):
             pass
 
     async def step(self) -> bool:
@@ -420,20 +421,20 @@ class Env(AsyncBlock):
         """
         return await self._step(self.now())
 
-    async def _step(self, begun: datetime, *, schedules: bool = True) -> bool:
+    async def _step(self, begun: datetime, *, guests: bool = True) -> bool:
         async with self._by_hand():
-            due = await self._settled_due(schedules=schedules)
+            due = await self._settled_due(guests=guests)
             if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
             return due is not None
 
-    async def _settled_due(self, *, beside_code: bool = False, schedules: bool = True) -> float | None:
+    async def _settled_due(self, *, beside_code: bool = False, guests: bool = True) -> float | None:
         """The next due time, once nothing runs."""
         while True:
             await self._settle(beside_code=beside_code)
             changes = self._traffic.changes
-            due = await self._database.next_due(self._waiting()._replace(schedules=schedules))
+            due = await self._database.next_due(self._waiting()._replace(guests=guests))
             if not self._is_busy(beside_code, changes):  # again: a crash or a resume may have begun
                 return due
 

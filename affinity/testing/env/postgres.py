@@ -6,7 +6,8 @@ import contextlib
 import secrets
 import time
 from collections.abc import Collection, Mapping
-from typing import Final
+from functools import cache
+from typing import Final, LiteralString
 
 import anyio
 from psycopg import AsyncConnection, sql
@@ -18,7 +19,8 @@ from affinity.provider.contract import OFFER_SECONDS, Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import DEFAULT_SCHEMA, Target
-from affinity.provider.statements import load_statements
+from affinity.provider.postgres.parts import expressions
+from affinity.provider.statements import load_statements, with_columns
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.waiting import Waiting
 
@@ -95,12 +97,13 @@ class PostgresDatabase:
             "busy": list(waiting.busy),
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
-            "schedules": waiting.schedules,
         }
         with anyio.CancelScope(shield=True):  # psycopg closes the connection of a call that is cancelled
-            found = await (await self._connection.execute(SQL["next_due"], at)).fetchone()
+            found = await (await self._connection.execute(_next_due(), at)).fetchone()
         assert found is not None
-        return None if found[0] is None else float(found[0])
+        of_kernel, *of_guests = found
+        due = [of_kernel, *(of_guests if waiting.guests else ())]
+        return min((float(at) for at in due if at is not None), default=None)
 
     async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
         at = {"seconds": to - self._time, "alive": list(alive), "busy": list(busy)}
@@ -157,3 +160,9 @@ class PostgresDatabase:
             with contextlib.suppress(DeadlockDetected):
                 await self._connection.execute(statement)
                 return
+
+
+@cache
+def _next_due() -> LiteralString:
+    """The statement with the times of the guests."""
+    return with_columns(SQL["next_due"], expressions("next_due").values())

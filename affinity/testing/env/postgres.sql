@@ -2,12 +2,10 @@
 SELECT FROM pg_namespace WHERE nspname = %s;
 
 -- next_due: as in sqlite.sql: next_due; and next_lease, where work waits
-SELECT extract(epoch FROM min(at))::float8 FROM (
+SELECT extract(epoch FROM min(at))::float8
+    -- columns of guests
+FROM (
     SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > clock() AND route <> 'suspended'
-    UNION ALL
-    SELECT min(next_due) FROM schedules WHERE next_due > clock() AND %(schedules)s
-    UNION ALL
-    SELECT min(retry_at) FROM schedules WHERE retry_at > clock() AND %(schedules)s
     UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE visible_at > clock() AND route <> 'blocked'
     UNION ALL

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import anyio
 import anyio.to_thread
 
+from affinity import App
 from affinity.errors import AffinityError, InvalidApp, InvalidInput, ProviderError
-from affinity.orchestration import App
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.tasks import BackgroundTask
 from affinity.testing.env.environment import Env

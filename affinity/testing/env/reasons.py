@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from affinity.client import Client, HistoryRecord
+from affinity import Client
+from affinity.client import HistoryRecord
 from affinity.errors import ClientError
 from affinity.limits import MAX_PAGE
 

@@ -23,6 +23,7 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.parts import ask
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.waiting import Waiting
@@ -118,13 +119,13 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
         "busy": to_json(list(waiting.busy)),
         "unknown": waiting.unknown,
         "offer": OFFER_SECONDS,
-        "schedules": waiting.schedules,
     }
-    due: float | None = tx.value(SQL["next_due"], at)
+    due: list[float | None] = [tx.value(SQL["next_due"], at)]
+    if waiting.guests:
+        due += ask(tx, "next_due").values()
     if tx.value(SQL["waits"], at):
-        lease: float | None = tx.value(SQL["next_lease"], at)
-        due = min([each for each in (due, lease) if each is not None], default=None)
-    return due
+        due.append(tx.value(SQL["next_lease"], at))
+    return min([each for each in due if each is not None], default=None)
 
 
 def _jump(tx: Tx, clock: StillClock, to: float, alive: Collection[str], busy: Collection[str]) -> None:

@@ -1,10 +1,6 @@
--- next_due: when the next message, activity, schedule or bound of a wait is due; what no worker has code for, fails then
+-- next_due: when the next message, activity or bound of a wait is due; what no worker has code for, fails then
 SELECT min(at) FROM (
     SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > :now AND route <> 'suspended'
-    UNION ALL
-    SELECT min(next_due) FROM schedules WHERE next_due > :now AND :schedules
-    UNION ALL
-    SELECT min(retry_at) FROM schedules WHERE retry_at > :now AND :schedules
     UNION ALL
     SELECT min(visible_at) FROM worker_queue WHERE visible_at > :now AND route <> 'blocked'
     UNION ALL

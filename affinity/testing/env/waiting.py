@@ -20,8 +20,8 @@ class Waiting(NamedTuple):
     """
     unknown: float
     """Seconds after which work fails that no worker has the code or the tag for."""
-    schedules: bool = True
-    """Whether the ticks of schedules count: most have no end."""
+    guests: bool = True
+    """Whether the due times of guests count, such as ticks of schedules: most schedules have no end."""
 
 
 class EnvDatabase(Protocol):

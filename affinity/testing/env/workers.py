@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
+from affinity import App
 from affinity.audit import ACTING
 from affinity.errors import ProviderError
-from affinity.orchestration import App
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.session.state_cache import CacheLeaseListener
@@ -256,8 +256,9 @@ class EnvWorker(Worker):
     async def _sweep(self) -> None:
         ACTING.set(())  # the test may have stated a user
         await self.runtime.maintenance.sweep()
-        if self.runtime.lease.is_serving:  # a sweep looks for schedules once in a while, and here the clock may stand
-            await self.runtime.schedules.fire()
+        if self.runtime.lease.is_serving:  # sweeps see what guests have to do; here the clock may stand
+            for part in self.runtime.guests.values():
+                await part.run_due()
 
     def look(self) -> None:
         """Look for work now."""

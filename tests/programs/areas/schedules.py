@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import affinity
-from affinity.client import Instance, Schedule
+from affinity.client import Instance
 from affinity.errors import UnknownSchedule
-from affinity.orchestration import Overlap
-from affinity.orchestration.schedules import new_spec, ticks
+from affinity.schedules import Overlap, Schedule
+from affinity.schedules.spec import new_spec, ticks
 from tests.programs.area import Area
 from tests.programs.play import Play
 from tests.programs.program import Size

@@ -155,38 +155,6 @@ BEGIN
     END IF;
 END $$;
 
--- Schedules.
-
--- Writes schedules as `write_schedules` does; only workers say which code declares one.
-CREATE FUNCTION client_write_schedules(
-    _rows json, _of bigint[], _instance text[], _generation text[], _name text[], _version text[], _start text[],
-    _delay float8[], _session text[]
-) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
-DECLARE
-    given record;
-BEGIN
-    PERFORM check_client_ids(_instance || _generation || _session);
-    PERFORM check_client_starts(_start, _name, _version);
-    PERFORM FROM schedules s
-    WHERE s.name IN (SELECT w.name FROM json_to_recordset(_rows) AS w (name text)) ORDER BY s.name FOR UPDATE;
-    FOR given IN
-        SELECT w.*, s.name IS NOT NULL AS is_there, s.app AS former_app, s.code AS former_code
-        FROM json_to_recordset(_rows) AS w (name text, generation text, revision bigint, spec text, app text, code text,
-            running text)
-        LEFT JOIN schedules s ON s.name = w.name AND s.generation = w.generation AND w.revision > 0
-    LOOP
-        CONTINUE WHEN given.revision > 0 AND NOT given.is_there; -- deleted since then: nothing is written
-        PERFORM check_client_ids(ARRAY[given.name, given.generation, given.running]);
-        IF jsonb_typeof(read_client_json(given.spec)) IS DISTINCT FROM 'object' OR octet_length(given.name) > 180 THEN
-            PERFORM deny_client('write a schedule that no worker can read');
-        ELSIF given.app IS DISTINCT FROM given.former_app OR given.code IS DISTINCT FROM given.former_code THEN
-            PERFORM deny_client('write which code declares a schedule');
-        END IF;
-    END LOOP;
-    RETURN QUERY SELECT w.n, w.quota, w.allowed FROM write_schedules(
-        _rows, _of, _instance, _generation, _name, _version, _start, _delay, _session) w;
-END $$;
-
 -- Journals.
 
 -- Whether entries of a kind are written by wakes only (`_NO_INPUT` in affinity/conversation/events.py).

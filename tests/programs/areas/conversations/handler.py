@@ -12,7 +12,7 @@ import anyio
 from pydantic import BaseModel, Field
 
 import affinity
-from affinity.client import Client
+from affinity import Client
 from affinity.conversation import (
     AgentMessage,
     AnswerEvent,

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from affinity.client import Client
+from affinity import Client
 from affinity.conversation import DeadLetters, JournalEvent
 from affinity.conversation.events import EventTypes
 from affinity.conversation.reading import all_wakes

@@ -1,0 +1,75 @@
+"""The parts that guests add to this provider: verbs, rights, and their share in statements of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal, LiteralString, TypeAlias
+
+from affinity.guests import modules
+from affinity.provider.contract import Retention
+from affinity.provider.postgres.operations import Database
+from affinity.records import frozen
+
+ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
+
+READ: Final = "SELECT"
+CHANGE: Final = "SELECT, INSERT, UPDATE, DELETE"
+RUN: Final = "EXECUTE"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The rights of each kind of role to some objects.
+
+    Args:
+        kind: as ``GRANT`` calls it: a view is a table.
+        objects: names, separated by spaces; a function's name stands for all functions of that name.
+        client, worker, scaler: privileges, separated by commas.
+        reader: likewise; None: as a client.
+    """
+
+    kind: ObjectKind
+    objects: str
+    client: str = ""
+    worker: str = ""
+    scaler: str = ""
+    reader: str | None = None
+
+    def of(self, role_kind: str) -> list[str]:
+        """The privileges of a kind of role."""
+        named = self.client if role_kind == "reader" and self.reader is None else getattr(self, role_kind)
+        return [each.strip() for each in str(named).split(",") if each]
+
+
+RemoveOld: TypeAlias = Callable[[Database, Retention], Awaitable[tuple[int, bool]]]
+"""A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+
+
+@frozen(kw_only=True)
+class PostgresPart:
+    """The part of a guest in this provider. Expressions may use the function ``clock()``, and no parameters."""
+
+    verbs: Mapping[str, Callable[..., Any]]
+    rights: Sequence[Rights]
+    """To all objects of its schema."""
+    due: LiteralString | None = None
+    """Seconds until the guest's loop has something to do, for `Sweep.due`: an expression in the sweep's statement."""
+    late: LiteralString | None = None
+    """Seconds for which that has been due, for `QueueStatistics.late`: an expression in the statement of the gauges."""
+    next_due: LiteralString | None = None
+    """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
+    remove_old: RemoveOld | None = None
+
+
+@cache
+def parts() -> Mapping[str, PostgresPart]:
+    """The parts, by guest."""
+    return {guest: module.PART for guest, module in modules("store.postgres").items()}
+
+
+def expressions(field: str) -> dict[str, LiteralString]:
+    """An expression of each part that has one, by guest."""
+    found = {guest: getattr(part, field) for guest, part in parts().items()}
+    return {guest: expression for guest, expression in found.items() if expression is not None}

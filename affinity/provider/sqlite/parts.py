@@ -1,0 +1,42 @@
+"""The parts that guests add to this provider: verbs, and steps in operations of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+from affinity.guests import modules
+from affinity.provider.contract import Retention
+from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.records import frozen
+
+Seconds: TypeAlias = Callable[[Tx], float | None]
+
+
+@frozen(kw_only=True)
+class SqlitePart:
+    """The part of a guest in this provider."""
+
+    verbs: Mapping[str, Callable[..., Any]]
+    """Made by the functions of `affinity.provider.sqlite.verbs`."""
+    due: Seconds | None = None
+    """Seconds until the guest's loop has something to do, for `Sweep.due`."""
+    late: Seconds | None = None
+    """Seconds for which that has been due, for `QueueStatistics.late`."""
+    next_due: Seconds | None = None
+    """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
+    remove_old: Callable[[Tx, Retention], tuple[int, bool]] | None = None
+    """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+
+
+@cache
+def parts() -> Mapping[str, SqlitePart]:
+    """The parts, by guest."""
+    return {guest: module.PART for guest, module in modules("store.sqlite").items()}
+
+
+def ask(tx: Tx, field: str) -> dict[str, float | None]:
+    """Seconds of each part that has them, by guest."""
+    found = {guest: getattr(part, field) for guest, part in parts().items()}
+    return {guest: seconds(tx) for guest, seconds in found.items() if seconds is not None}
