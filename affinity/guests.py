@@ -14,6 +14,8 @@ from importlib.resources.abc import Traversable
 from types import ModuleType
 from typing import Final, Literal, TypeAlias
 
+__all__ = ["guests_with", "modules"]
+
 Side: TypeAlias = Literal["store.postgres", "store.sqlite", "worker", "page"]
 """A module of a guest: its part of a provider, of a worker, of the console. (Its command is in `affinity.cli.main`.)"""
 

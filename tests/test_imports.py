@@ -19,7 +19,10 @@ ROOT: Final = Path(__file__).parent.parent
 PACKAGES: Final = (ROOT / "affinity", ROOT / "affinity_workflows", ROOT / "conformance" / "affinity_conformance")
 """The roots of the import contract in `pyproject.toml`, and the suites."""
 
-LATE: Final[Mapping[tuple[str, str], str]] = {}
+LATE: Final[Mapping[tuple[str, str], str]] = {
+    ("affinity.guests", "affinity.schedules"): "the seams of the kernel load the guests that it lists",
+    ("affinity.guests", "affinity.worker"): "a side of a guest is named so; it is no module of the kernel",
+}
 """Imports inside functions that close a circle, by importing and imported module, each with its reason."""
 
 
@@ -246,7 +249,7 @@ def is_public(module: str, name: str) -> bool:
 
 
 def test_a_private_name_is_found() -> None:
-    names = "from affinity.client.client import Client, retrying_store"
+    names = "from affinity.client.client import Handle, retrying_store"
     text = f"{names}\nfrom affinity import errors, worker\nimport affinity.cli"
     private = [found for found in _taken(ast.parse(text)) if not is_public(*found)]
     assert private == [("affinity.client.client", "retrying_store"), ("affinity.worker", ""), ("affinity.cli", "")]

@@ -10,12 +10,13 @@ from typing import Any, Final
 import anyio
 import click
 
-from affinity import Client, provider
+from affinity import provider
 from affinity.audit import administering
 from affinity.cli.arguments import LIMIT
 from affinity.cli.output import compact, pairs, printable, seconds, table
 from affinity.cli.shell import SOURCE, Shell, command, current_user, with_client, with_workers
 from affinity.client import DrainPreview, code_differences
+from affinity.composed.client import Client
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 

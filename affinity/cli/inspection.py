@@ -8,12 +8,12 @@ from typing import Any, Final, get_args
 
 import click
 
-from affinity import Client
 from affinity.cli.files import written
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
+from affinity.composed.client import Client
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import InstanceStatus

@@ -8,12 +8,12 @@ from typing import Any, Final, TypeAlias, get_args
 import anyio
 import click
 
-from affinity import Client
 from affinity.cli.arguments import DURATION, FORCE, JSON
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import EndedStatus, IfEnded, Instance
+from affinity.composed.client import Client
 from affinity.errors import details_document
 from affinity.orchestration import Event, EventValue
 from affinity.provider import migrate

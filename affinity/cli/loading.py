@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from affinity import App
+from affinity.composed.app import App
 from affinity.errors import InvalidApp
 
 

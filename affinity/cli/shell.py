@@ -37,7 +37,7 @@ from affinity.provider import has_password
 from affinity.worker.options import RuntimeOptions
 
 if TYPE_CHECKING:
-    from affinity import Client
+    from affinity.composed.client import Client
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -187,7 +187,7 @@ def command(name: str | None = None, **about: Any) -> Callable[[Callable[..., An
 
 def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
     """Open a client, do ``work`` with it, and close it."""
-    from affinity import Client
+    from affinity.composed.client import Client
 
     async def run() -> T:
         async with Client(shell.url) as client:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import click
 
 import affinity.conversation  # noqa: F401 -- adds the reasons of conversations
-from affinity import Client
 from affinity.cli.output import printable, relative, table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Instance, UnservedWork
+from affinity.composed.client import Client
 from affinity.errors import Explanation
 
 

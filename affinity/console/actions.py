@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from affinity import Client
 from affinity.audit import record_refusal
+from affinity.composed.client import Client
 from affinity.console.access import Access, Action
 from affinity.console.pages.base import given, number, required
 from affinity.console.pages.conversations import handle_of

@@ -16,8 +16,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from affinity import Client, errors
+from affinity import errors
 from affinity.async_block import ClosedBlock
+from affinity.composed.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.callbacks import call_async, check_result

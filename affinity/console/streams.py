@@ -15,7 +15,7 @@ from typing import Final
 
 import anyio
 
-from affinity import Client
+from affinity.composed.client import Client
 from affinity.console.pages.conversations import handle_of, part_text
 from affinity.console.payloads import MAX_SHOWN, Payloads
 from affinity.console.rendering import visible

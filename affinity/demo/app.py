@@ -16,7 +16,7 @@ from typing import Final
 import anyio
 from pydantic import BaseModel
 
-from affinity import App
+from affinity.composed.app import App
 from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.errors import SessionLoadFailed
 from affinity.orchestration import ActivityContext, OrchestrationContext, RetryPolicy

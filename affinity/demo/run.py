@@ -23,8 +23,8 @@ from urllib.parse import quote
 import anyio
 import click
 
-from affinity import Client
 from affinity.client import ExternalEvent, Start
+from affinity.composed.client import Client
 from affinity.demo.app import EVENT, THINK_SECONDS, TurnReply, orchestration_name, transcripts_of
 from affinity.demo.conversations import Conversation
 from affinity.demo.display import LEASE_SECONDS, DemoReport, Display, counted

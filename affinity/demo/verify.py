@@ -20,8 +20,8 @@ from typing import Final, TypeAlias
 
 from pydantic import TypeAdapter
 
-from affinity import Client
 from affinity.client import HistoryRecord, Instance
+from affinity.composed.client import Client
 from affinity.demo.app import StoredTranscript, Summary, Transcript, TranscriptLine, TurnReply, read_transcript
 from affinity.demo.conversations import Conversation, digests
 from affinity.demo.display import counted

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 
-from affinity import App
+from affinity.composed.app import App
 from affinity.errors import ConnectionLost, CrashMatrixFailed, InvalidInput
 from affinity.testing.env import Env
 from affinity.testing.env.environment import create_postgres

@@ -9,9 +9,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final, TypeAlias
 
-from affinity import App, Client
 from affinity.client import Instance
 from affinity.client.calls import retry
+from affinity.composed.app import App
+from affinity.composed.client import Client
 from affinity.errors import OrchestrationError, UnknownOrchestration
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.engine import Execution

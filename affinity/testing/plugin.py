@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 if TYPE_CHECKING:
-    from affinity import App
+    from affinity.composed.app import App
     from affinity.testing import Env
 
 _FAILED: Final = pytest.StashKey[bool]()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from affinity import App
+from affinity.composed.app import App
 from affinity.orchestration.exported import ExportedHistory, parse_export, read_export, replayed
 from affinity.orchestration.replaying import replay_execution
 

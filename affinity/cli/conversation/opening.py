@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from affinity import Client
 from affinity.cli.shell import Shell, with_client
+from affinity.composed.client import Client
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.events import EventTypes, unknown_fields
 from affinity.conversation.kinds import NOUN, ConversationKind

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
-from affinity import Client
 from affinity.cli.arguments import DURATION
 from affinity.cli.output import counted
 from affinity.cli.shell import Shell, command, remove
+from affinity.composed.client import Client
 from affinity.limits import MAX_QUOTA
 
 _HINT: Final = "; these stay removed, and the same command removes the rest"

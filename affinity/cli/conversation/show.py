@@ -10,12 +10,12 @@ from typing import Any, get_args
 import click
 from pydantic_core import to_jsonable_python
 
-from affinity import Client
 from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.conversation.opening import open_conversation, with_conversation
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
 from affinity.client import ConversationInfo, PendingRequest
+from affinity.composed.client import Client
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,

@@ -9,13 +9,13 @@ from typing import Any, Final, get_args
 import anyio
 import click
 
-from affinity import App
 from affinity.cli.arguments import DURATION, LIMIT
 from affinity.cli.files import written
 from affinity.cli.help import FAILED, UNKNOWN
 from affinity.cli.loading import load_app
 from affinity.cli.replay.results import ReplayReport, junit
 from affinity.cli.shell import Progress, Shell, command
+from affinity.composed.app import App
 from affinity.provider.contract import InstanceStatus
 from affinity.testing import ReplaySelection, replay_database, replay_export
 

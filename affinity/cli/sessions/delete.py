@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import click
 
-from affinity import Client
 from affinity.cli.arguments import DURATION, LABEL, labels_of
 from affinity.cli.output import counted, printable
 from affinity.cli.shell import Progress, Shell, command, confirm, remove, with_client
+from affinity.composed.client import Client
 from affinity.errors import SessionNotFound
 from affinity.session import Pruned
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from affinity import Client
 from affinity.cli.arguments import DURATION
 from affinity.cli.help import REFUSED
 from affinity.cli.output import seconds, table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import MOVE_SECONDS, SessionMoveOutcome
+from affinity.composed.client import Client
 from affinity.provider.contract import SessionInfo, SessionRelease
 
 _COLUMNS = ("SESSION", "HELD", "WORKER", "EPOCH", "IDLE", "ENDS IN", "QUEUED", "MOVES TO")

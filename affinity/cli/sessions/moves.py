@@ -7,9 +7,9 @@ from typing import Any, get_args
 
 import click
 
-from affinity import Client
 from affinity.cli.output import clock, compact, printable, table
 from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
+from affinity.composed.client import Client
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import MoveReason, SessionMove
 

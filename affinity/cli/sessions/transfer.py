@@ -11,12 +11,12 @@ from typing import IO, Any, Final, get_args
 import anyio
 import click
 
-from affinity import Client
 from affinity.cli.files import written
 from affinity.cli.loading import load_app
 from affinity.cli.output import counted
 from affinity.cli.sessions.filters import filter_of, filters
 from affinity.cli.shell import Progress, Shell, command, with_client
+from affinity.composed.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported, ImportTimes, OnExists, SessionManager, Sessions, check_lines
 

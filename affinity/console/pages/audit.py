@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affinity import Client
+from affinity.composed.client import Client
 from affinity.console.pages.base import ROWS, Query, given, time_of
 from affinity.console.payloads import Payloads
 

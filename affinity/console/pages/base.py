@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from affinity import Client
+from affinity.composed.client import Client
 from affinity.console.payloads import Payloads
 from affinity.errors import InvalidInput
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, get_args
 
-from affinity import Client
 from affinity.client import ConversationInfo, PendingRequest
 from affinity.client.conversations import info_of
+from affinity.composed.client import Client
 from affinity.console.gantt import GanttLine, gantt_of
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from affinity import Client
 from affinity.client import HistoryRecord, Instance
+from affinity.composed.client import Client
 from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines_of
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from affinity import Client
 from affinity.client import code_differences
+from affinity.composed.client import Client
 from affinity.console.chart import chart_of
 from affinity.console.pages.base import Query
 from affinity.console.pages.workers import state_of

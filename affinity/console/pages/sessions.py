@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
-from affinity import Client
 from affinity.client import ConversationInfo, Instance, SessionLife
+from affinity.composed.client import Client
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of

@@ -15,7 +15,8 @@ from typing import Any
 
 import anyio
 
-from affinity import App, errors
+from affinity import errors
+from affinity.composed.app import App
 from affinity.errors import AffinityError, InvalidApp
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from affinity import App, Client
 from affinity.async_block import AsyncBlock
 from affinity.client import SessionMoveOutcome
+from affinity.composed.app import App
+from affinity.composed.client import Client
 from affinity.errors import (
     AffinityError,
     DatabaseFailure,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import anyio
 import anyio.to_thread
 
-from affinity import App
+from affinity.composed.app import App
 from affinity.errors import AffinityError, InvalidApp, InvalidInput, ProviderError
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.tasks import BackgroundTask

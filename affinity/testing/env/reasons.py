@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from affinity import Client
 from affinity.client import HistoryRecord
+from affinity.composed.client import Client
 from affinity.errors import ClientError
 from affinity.limits import MAX_PAGE
 

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from affinity import App
 from affinity.audit import ACTING
+from affinity.composed.app import App
 from affinity.errors import ProviderError
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
