@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextvars import Context
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -28,7 +27,7 @@ ASIDE_SECONDS: Final = 0.02
 class Retry(Protocol):
     """Repeats a call while the database fails."""
 
-    async def __call__(self, verb: Callable[[], Awaitable[T]], /, *, unless: tuple[type[Exception], ...]) -> T:
+    def __call__(self, verb: Callable[[], Awaitable[T]], /, *, unless: tuple[type[Exception], ...]) -> Awaitable[T]:
         """Await ``verb()`` until it succeeds, or raises an error that no repetition helps, or one of ``unless``."""
         ...
 
@@ -61,7 +60,7 @@ class Batcher(Generic[Request, Result]):
         retry: Retry,
         *,
         owner: str,
-        size_of: Callable[[Request], int] = lambda _: 0,
+        size_of: Callable[[Request], int] | None = None,
         join_steps: int = 0,
         closed: Callable[[], Exception] | None = None,
     ) -> None:
@@ -84,7 +83,7 @@ class Batcher(Generic[Request, Result]):
             WrongEventLoop: the caller does not run on its loop.
         """
         check_loop(self._loop, self._owner)
-        pending = _Pending[Request, Result](request, self._loop.create_future(), ACTING.get())
+        pending: _Pending[Request, Result] = _Pending(request, self._loop.create_future(), ACTING.get())
         if self._closed:
             self._give_up(pending)
             return pending.result
@@ -131,7 +130,7 @@ class Batcher(Generic[Request, Result]):
                 for _ in range(self._join_steps):
                     await asyncio.sleep(0)  # a checkpoint of anyio costs some times as much
                 left = self._take()
-                for batch in batches(left, lambda pending: self._size_of(pending.request)):
+                for batch in self._batches(left):
                     await self._call(batch)
         except asyncio.CancelledError:
             for pending in left:
@@ -139,6 +138,10 @@ class Batcher(Generic[Request, Result]):
             raise
         finally:
             self._task = None
+
+    def _batches(self, taken: Sequence[_Pending[Request, Result]]) -> Iterable[Sequence[_Pending[Request, Result]]]:
+        size_of = self._size_of
+        return batches(taken) if size_of is None else batches(taken, lambda pending: size_of(pending.request))
 
     def _take(self) -> Sequence[_Pending[Request, Result]]:
         taken = [pending for pending in self._queue if not pending.result.done()]
@@ -148,8 +151,14 @@ class Batcher(Generic[Request, Result]):
     async def _call(
         self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...] = (LockTimeout,)
     ) -> None:
+        users = [pending.users for pending in batch]
+        call = partial(self._verb, [pending.request for pending in batch])
         try:
-            results = await self._call_verb(batch, unless)
+            if any(users):
+                with stated_together(users):
+                    results = await self._retry(call, unless=unless)
+            else:
+                results = await self._retry(call, unless=unless)
         except LockTimeout as error:
             if len(batch) == 1 and unless:
                 self._call_aside(batch[0])
@@ -162,13 +171,6 @@ class Batcher(Generic[Request, Result]):
         for pending, result in zip(batch, results, strict=True):
             if not pending.result.done():
                 pending.result.set_result(result)
-
-    async def _call_verb(
-        self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...]
-    ) -> Sequence[Result]:
-        has_users = any(pending.users for pending in batch)
-        with stated_together([pending.users for pending in batch]) if has_users else nullcontext():
-            return await self._retry(partial(self._verb, [pending.request for pending in batch]), unless=unless)
 
     async def _handle_failure(self, batch: Sequence[_Pending[Request, Result]], error: Exception) -> None:
         """Give everyone the error, unless one request may be at fault: then each half is tried by itself."""
@@ -196,8 +198,14 @@ class Batcher(Generic[Request, Result]):
             raise
 
 
-def batches(items: Sequence[T], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sequence[T]]:
+def batches(items: Sequence[T], size_of: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:
     """Return the items in pieces of at most `MAX_BATCH`, and `MAX_BATCH_BYTES` by ``size_of`` if there are several."""
+    if size_of is not None:
+        return _batches(items, size_of)
+    return [items[first : first + MAX_BATCH] for first in range(0, len(items), MAX_BATCH)]
+
+
+def _batches(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[Sequence[T]]:
     batch: list[T] = []
     size = 0
     for item in items:

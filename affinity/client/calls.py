@@ -89,7 +89,7 @@ async def retry_on(
 
 
 def client_batcher(
-    verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]], size_of: Callable[[Request], int] = lambda _: 0
+    verb: Callable[[Sequence[Request]], Awaitable[Sequence[Result]]], size_of: Callable[[Request], int] | None = None
 ) -> Batcher[Request, Result]:
     """Return a `Batcher` of a client, whose calls may be done twice."""
     return Batcher(verb, retry, owner="client", size_of=size_of, join_steps=JOIN_STEPS, closed=_closed)

@@ -108,15 +108,16 @@ class WorkerJournals:
 
     async def _read_pending(self, wanted: Sequence[_Wanted]) -> Sequence[PendingWork | None]:
         """One call for each limit; nearly always there is one."""
-        found: dict[_Wanted, PendingWork | None] = {}
-        for limit in {read.limit: None for read in wanted}:
-            session_ids = list({read.session_id: None for read in wanted if read.limit == limit})
-            works = await self._provider.get_pending(session_ids, limit=limit)
-            found |= {_Wanted(name, limit): work for name, work in zip(session_ids, works, strict=True)}
-        return [found[read] for read in wanted]
+        by_limit: dict[int, dict[str, PendingWork | None]] = {}
+        for session_id, limit in wanted:
+            by_limit.setdefault(limit, {})[session_id] = None
+        for limit, works in by_limit.items():
+            found = await self._provider.get_pending([*works], limit=limit)
+            works.update(zip(works, found, strict=True))
+        return [by_limit[limit][session_id] for session_id, limit in wanted]
 
-    async def _retry_read(self, verb: Callable[[], Awaitable[T]], *, unless: object) -> T:
-        return await self._retry(verb)
+    def _retry_read(self, verb: Callable[[], Awaitable[T]], *, unless: object) -> Awaitable[T]:
+        return self._retry(verb)
 
     async def read(self, query: JournalQuery) -> JournalPage | None:
         """A page of a journal."""
