@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from affinity.errors import InvalidInput, IterationInterrupted
 from affinity.limits import MAX_PAGE, check_limit
 from affinity.operators import refuse_operators
+
+_BIGINT: Final = 2**63
+_DIGITS: Final = 19
 
 C = TypeVar("C")
 I = TypeVar("I")  # noqa: E741 - the usual letter for an iterator
@@ -162,6 +165,18 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
         return datetime.fromisoformat(at).astimezone(UTC), name
     except (ValueError, OverflowError):
         raise not_a_cursor(cursor) from None
+
+
+def read_number(text: str, cursor: str) -> int:
+    """Return a number in a cursor.
+
+    Raises:
+        InvalidInput: it is not what `Page.next` gave.
+    """
+    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS
+    if not is_number or int(text) >= _BIGINT:
+        raise not_a_cursor(cursor)
+    return int(text)
 
 
 def not_a_cursor(text: str) -> InvalidInput:

@@ -13,7 +13,7 @@ from affinity.client.background import ClientBase
 from affinity.client.calls import retry
 from affinity.client.conditions import conditions_of
 from affinity.limits import check_id
-from affinity.paging import Page, Pages, next_cursor, not_a_cursor, read_cursor
+from affinity.paging import Page, Pages, next_cursor, read_cursor, read_number
 
 
 class AuditConditions(TypedDict, total=False):
@@ -77,6 +77,4 @@ class AuditCalls(ClientBase):
 
 def _read_cursor(cursor: str) -> tuple[datetime, int]:
     at, entry_id = read_cursor(cursor)
-    if not (entry_id.isascii() and entry_id.isdigit() and len(entry_id) < 19):  # noqa: PLR2004 -- digits of 64 bits
-        raise not_a_cursor(cursor)
-    return at, int(entry_id)
+    return at, read_number(entry_id, cursor)

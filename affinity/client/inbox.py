@@ -8,7 +8,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, Unpack
 
 import anyio
@@ -21,7 +21,7 @@ from affinity.client.journals import Journals
 from affinity.errors import ClientError
 from affinity.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.limits import MAX_BATCH
-from affinity.paging import Page, Pages, not_a_cursor, read_with_async_for
+from affinity.paging import Page, Pages, not_a_cursor, read_cursor, read_number, read_with_async_for
 from affinity.records import copied, frozen
 
 E = TypeVar("E")
@@ -280,6 +280,7 @@ def _cursor_text(cursor: RequestCursor) -> str:
 def _read_cursor(text: str) -> RequestCursor:
     try:
         created_at, journal_id, place, request_id = text.split("/", 3)
-        return datetime.fromisoformat(created_at).astimezone(UTC), int(journal_id), int(place), request_id
-    except (ValueError, OverflowError):
+    except ValueError:
         raise not_a_cursor(text) from None
+    at, _ = read_cursor(created_at)
+    return at, read_number(journal_id, text), read_number(place, text), request_id

@@ -50,7 +50,7 @@ from affinity.limits import (
     check_limit,
 )
 from affinity.orchestration.codec import read_json
-from affinity.paging import Page, PageIterator, Pages, next_cursor, not_a_cursor, read_cursor, uninterrupted
+from affinity.paging import Page, PageIterator, Pages, next_cursor, read_cursor, read_number, uninterrupted
 from affinity.provider.contract import (
     FINISHED,
     EventOrigin,
@@ -463,8 +463,5 @@ class Inspection(ClientBase):
 
 def _read_place(cursor: str) -> tuple[int, int]:
     """The execution and the event of a cursor of a history."""
-    try:
-        execution_id, after = map(int, cursor.split("/"))
-    except ValueError:
-        raise not_a_cursor(cursor) from None
-    return execution_id, after
+    execution_id, _, after = cursor.partition("/")
+    return read_number(execution_id, cursor), read_number(after, cursor)

@@ -112,9 +112,16 @@ async def test_what_no_page_has_is_refused(name: str, full: Client) -> None:
         with pytest.raises(InvalidInput, match="limit"):
             await listing(full).page(limit=limit)  # type: ignore[arg-type]
     if name != "sessions":  # whose cursors are ids
-        for cursor in ("x", "1/2/3", "0/x"):
+        for cursor in ("x", "1/2/3", "0/x", "-1/-1", f"{2**63}/1", f"1/{10**30}"):
             with pytest.raises(InvalidInput, match="cursor"):
                 await listing(full).page(cursor)
+
+
+async def test_a_number_in_a_cursor_fits_into_a_column(full: Client) -> None:
+    for number in ("x", "-1", "1.5", str(2**63)):
+        for listing, cursor in ((full.audit(), "2026-01-01/{}"), (full.requests(), "2026-01-01/{}/1/r")):
+            with pytest.raises(InvalidInput, match="cursor"):
+                await listing.page(cursor.format(number))
 
 
 async def test_ways_to_read_do_not_disturb_each_other(full: Client) -> None:
