@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from click.testing import CliRunner
 
 import affinity
+from affinity.cli import main
 from affinity.errors import InvalidOptions, InvalidUrl, SchemaMismatch
 from affinity.provider import change_rights, inspect_schema, migrate, open_provider
 from tests.examples.blocks import CONTEXTS, ROOT, blocks_of
@@ -84,9 +84,9 @@ async def test_workers_and_clients_take_its_urls(site: Path, tmp_path: Path) -> 
 
 def test_commands_and_sync_clients_take_its_urls(site: Path, tmp_path: Path) -> None:
     url = f"mydb://{tmp_path}/third.db"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{site}", "AFFINITY_URL": url}
-    for command in (["migrate"], ["list"]):
-        subprocess.run([sys.executable, "-m", "affinity", *command], env=environment, check=True, capture_output=True)
+    for command in ("migrate", "list"):
+        done = CliRunner().invoke(main, [command, "--url", url])
+        assert done.exit_code == 0, done.output
     with affinity.sync.Client(url) as client:
         assert [*client.list_instances()] == []
 
