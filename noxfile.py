@@ -48,9 +48,9 @@ SMALL_PART: Final = [
 """What differs most from one Python to the next."""
 
 PROGRAMS: Final = [
-    ["--programs", "8"],
-    ["--programs", "3", "--postgres", "old"],
-    ["--areas", "orchestrations", "--programs", "2", "--processes"],
+    ["--programs", "6"],
+    ["--programs", "2", "--postgres", "old"],
+    ["--areas", "orchestrations", "--programs", "1", "--processes"],
 ]
 
 PYTEST: Final = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
