@@ -206,7 +206,7 @@ def coverage(session: nox.Session) -> None:
     """The lines and branches that README's test command runs, as pages in build/coverage."""
     install(session, "test-all", groups=("coverage",))
     reports = ["--cov-report=term:skip-covered", "--cov-report=html:build/coverage"]
-    session.run("python", "-m", "pytest", "--cov", "--cov-branch", *reports, *session.posargs)
+    session.run("python", "-m", "pytest", "--cov", *reports, *session.posargs)
 
 
 @nox.session
