@@ -16,6 +16,9 @@ from affinity.demo import command
 from affinity.demo.display import DemoReport
 from affinity.demo.run import DemoFailed
 from tests.support.cli_runner import new_runner
+from tests.support.extras import needs
+
+pytestmark = needs("chitchat_dataset")
 
 KEYS = [
     "provider",

@@ -18,6 +18,9 @@ from affinity.demo.conversations import NO_DIGEST, ChatMessage, extend_digest
 from affinity.errors import CrashMatrixFailed
 from affinity.testing import Env, crash_matrix
 from affinity.testing.crashes import MODES
+from tests.support.extras import needs
+
+pytestmark = needs("chitchat_dataset")
 
 RUN = "crashes"
 

@@ -38,6 +38,9 @@ from affinity.demo.run import (
 from affinity.errors import InvalidOptions
 from affinity.provider.contract import SessionMove
 from affinity.records import SessionFilter
+from tests.support.extras import needs
+
+pytestmark = needs("chitchat_dataset")
 
 HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("hi",)), ChatMessage("ann", ("bye",)))
 

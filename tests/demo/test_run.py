@@ -18,6 +18,9 @@ import pytest
 from affinity import Client
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK
 from affinity.records import SessionFilter
+from tests.support.extras import needs
+
+pytestmark = needs("chitchat_dataset")
 
 WAIT_SECONDS = 90.0
 """Seconds after which a run that did not end is broken."""
