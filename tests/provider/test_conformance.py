@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import closing
-from inspect import getmembers, isfunction, signature
+from inspect import getmembers, getsource, isfunction, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, LiteralString
 
 import psycopg
@@ -17,7 +21,14 @@ from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
 from affinity.provider.sqlite import SqliteProvider
 from affinity.schedules.store.contract import ScheduleProvider
-from affinity_conformance.providers import Harness, ProviderConformance
+from affinity_conformance.providers import (
+    AuditConformance,
+    ConversationConformance,
+    Harness,
+    KernelConformance,
+    ProviderConformance,
+    ScheduleConformance,
+)
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.fault_fixtures import fault_verbs
 from tests.provider.harnesses import SCHEMA, PostgresHarness, SqliteHarness
@@ -70,6 +81,26 @@ def test_every_verb_meets_every_fault() -> None:
     }
     more = {"send_keyed_message", "resume_with_user", "commit_turn_with_journal", "ack_work_item_with_journal"}
     assert set(fault_verbs(ProviderConformance)) == verbs | states | more
+
+
+def test_the_kernels_suite_calls_no_verb_of_a_guest() -> None:
+    """A provider without conversations, schedules or the audit log passes it."""
+    guests = (ConversationConformance, ScheduleConformance, AuditConformance)
+    verbs = {name for guest in guests for name in fault_verbs(guest)}
+    assert {"append_journal", "write_schedules", "write_audit"} <= verbs
+    assert not verbs & fault_verbs(KernelConformance).keys()
+    modules = {module for name, module in sys.modules.items() if re.match(KERNEL, name)}
+    called = {node.attr for module in modules for node in ast.walk(parsed(module)) if isinstance(node, ast.Attribute)}
+    assert {"commit_turn", "sweep"} <= called
+    assert not verbs & called
+
+
+KERNEL: Final = r"affinity_conformance\.providers\.(kernel\.)?\w+$"
+"""Modules of the kernel's suite, and those that all parts share."""
+
+
+def parsed(module: ModuleType) -> ast.Module:
+    return ast.parse(getsource(module))
 
 
 @pytest.mark.parametrize("provider", [SqliteProvider, PostgresProvider])
