@@ -15,27 +15,9 @@ from typing import Final
 import anyio
 from cachetools import LRUCache
 
+from affinity import journal as j
 from affinity.client.calls import client_batcher, retry_on
 from affinity.client.changes import AllChanges, Changes, ChangeScope
-from affinity.journal import (
-    Appended,
-    CreationResult,
-    Description,
-    JournalAppend,
-    JournalCreation,
-    JournalFilter,
-    JournalInfo,
-    JournalLineage,
-    JournalPage,
-    JournalPruning,
-    JournalQuery,
-    JournalRetention,
-    JournalWake,
-    OpenRequestPage,
-    PendingWork,
-    Request,
-    RequestFilter,
-)
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint
 from affinity.provider.contract.journal_side import JournalProvider
@@ -94,7 +76,7 @@ class Journals:
         """See `ProviderConnection.database`."""
         return self._provider.database
 
-    def append(self, append: JournalAppend) -> asyncio.Future[Appended]:
+    def append(self, append: j.JournalAppend) -> asyncio.Future[j.Appended]:
         """Append an input, and notify the worker of its instance. The entry has an event id, so that it may be repeated
         after a lost reply; see `Batcher.submit` for what the future raises.
         """
@@ -110,7 +92,7 @@ class Journals:
         """Whether this client has seen a journal of this session, which is probably there still."""
         return session_id in self._known
 
-    def read(self, query: JournalQuery) -> asyncio.Future[JournalPage | None]:
+    def read(self, query: j.JournalQuery) -> asyncio.Future[j.JournalPage | None]:
         """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
         _check(query.session_id, query.wake_id, query.event_id, *query.kinds)
         return self._reads.submit(query)
@@ -137,22 +119,22 @@ class Journals:
         """End all waits for changes with this error."""
         self._changes.fail(error)
 
-    async def prune(self, retention: JournalRetention, after: int, *, dry_run: bool) -> JournalPruning:
+    async def prune(self, retention: j.JournalRetention, after: int, *, dry_run: bool) -> j.JournalPruning:
         """See `JournalProvider.prune_journals`; no journal is left out."""
         prune = partial(self._provider.prune_journals, retention, limit=PRUNE_EVENTS, after=after, everything=True)
         return await self._retry(partial(prune, dry_run=dry_run))
 
-    async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+    async def list(self, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
         """See `JournalProvider.list_journals`."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
 
-    async def requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
+    async def requests(self, where: j.RequestFilter, limit: int) -> j.OpenRequestPage:
         """See `JournalProvider.list_requests`."""
         return await self._retry(partial(self._provider.list_requests, where, limit))
 
-    async def all_requests(self, where: RequestFilter) -> tuple[Sequence[Request], int, str | None]:
+    async def all_requests(self, where: j.RequestFilter) -> tuple[Sequence[j.Request], int, str | None]:
         """All requests, the number of their pages, and `OpenRequestPage.mark` as it was before."""
-        found = deque[Request]()
+        found = deque[j.Request]()
         pages, mark = 0, None
         while not pages or where.after is not None:
             page = await self.requests(where, MAX_PAGE)
@@ -161,13 +143,13 @@ class Journals:
             where = replace(where, after=page.after, mark=None)
         return found, pages, mark
 
-    async def pending(self, session_id: str) -> PendingWork | None:
+    async def pending(self, session_id: str) -> j.PendingWork | None:
         """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""
         _check(session_id)
         (work,) = await self._retry(partial(self._provider.get_pending, [session_id], limit=0))
         return work
 
-    async def create(self, creation: JournalCreation) -> CreationResult:
+    async def create(self, creation: j.JournalCreation) -> j.CreationResult:
         """See `JournalProvider.create_journals`."""
         _check(creation.session_id, creation.kind, creation.operator, creation.home, *creation.parents)
         (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
@@ -176,14 +158,14 @@ class Journals:
             self._notices.notify_readers({creation.session_id: True})
         return result
 
-    async def describe(self, session_id: str, kind: str, changes: Description) -> bool:
+    async def describe(self, session_id: str, kind: str, changes: j.Description) -> bool:
         """See `JournalProvider.describe_journal`."""
         _check(session_id, kind, changes)
         found = await self._retry(partial(self._provider.describe_journal, session_id, kind, changes))
         self._notices.notify_readers({session_id: True})
         return found
 
-    async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
+    async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
         """See `JournalProvider.get_lineage`."""
         _check(session_id)
         return await self._retry(partial(self._provider.get_lineage, session_id))
@@ -196,7 +178,7 @@ class Journals:
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
-    ) -> Sequence[JournalWake]:
+    ) -> Sequence[j.JournalWake]:
         """See `JournalProvider.get_wakes`."""
         _check(session_id)
         get = self._provider.get_wakes
@@ -209,7 +191,7 @@ class Journals:
         self._notices.notify_readers(dict.fromkeys(session_ids, True))
         return deleted
 
-    async def _append(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+    async def _append(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
         expected = self._expect_holder(appends)
         notify: Mapping[str | None, Hint] = {} if expected is None else {expected: Hint(only_own=True)}
         found = await self._provider.append_journal(appends, notify=notify)
@@ -236,7 +218,7 @@ class Journals:
             self._notices.notify_readers({append.session_id: not is_input})
         return found
 
-    def _expect_holder(self, appends: Sequence[JournalAppend]) -> str | None:
+    def _expect_holder(self, appends: Sequence[j.JournalAppend]) -> str | None:
         """The worker for which a lone append will probably queue an item, so that its hint need not wait for the reply.
         A hint for nothing costs that worker three fetches.
         """
@@ -261,5 +243,5 @@ def _check(*texts: object) -> None:
         check_condition(text, "what names a journal or an entry")
 
 
-def _size_of_append(append: JournalAppend) -> int:
+def _size_of_append(append: j.JournalAppend) -> int:
     return len(append.entry.payload) if append.entry is not None else 0

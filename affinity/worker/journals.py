@@ -10,23 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from affinity import journal as j
 from affinity.batching import Batcher
 from affinity.errors import ProviderError
-from affinity.journal import (
-    ActivityWait,
-    Appended,
-    JournalAppend,
-    JournalFilter,
-    JournalInfo,
-    JournalLineage,
-    JournalPage,
-    JournalQuery,
-    JournalWake,
-    JournalWrite,
-    PendingWork,
-    StreamPart,
-    WaitEdge,
-)
 from affinity.limits import MAX_PAGE
 from affinity.tasks import ignore_error
 from affinity.worker.services import WorkerServices
@@ -51,7 +37,7 @@ class _Ahead(NamedTuple):
     limit: int
     read_at: float  # real monotonic time
     due_from: float  # `PendingWork.next_due` counts from here, by the clock that goes as the database's
-    answer: PendingWork | asyncio.Future[PendingWork | None]
+    answer: j.PendingWork | asyncio.Future[j.PendingWork | None]
 
     def is_old(self, now: float) -> bool:
         return now - self.read_at > READ_AHEAD_SECONDS
@@ -73,7 +59,7 @@ class WorkerJournals:
         """End the reads for wakes: the worker has ended, so each repetition would fail."""
         await self._pending.aclose()
 
-    def read_ahead(self, session_id: str, limit: int, found: PendingWork | None = None) -> None:
+    def read_ahead(self, session_id: str, limit: int, found: j.PendingWork | None = None) -> None:
         """Begin to read the pending work for the next wake of a session, unless it has been ``found``.
 
         The read will see at least all commits up to now.
@@ -89,26 +75,26 @@ class WorkerJournals:
         while self._ahead and next(iter(self._ahead.values())).is_old(now):
             del self._ahead[next(iter(self._ahead))]
 
-    async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
+    async def get_pending(self, session_id: str, limit: int) -> j.PendingWork | None:
         """The work for a wake; it may have been read ahead."""
         ahead, now = self._ahead.pop(session_id, None), time.monotonic()
         if ahead is None or ahead.limit != limit or ahead.is_old(now):
             return await self._submit(session_id, limit)
-        if isinstance(ahead.answer, PendingWork):
+        if isinstance(ahead.answer, j.PendingWork):
             return ahead.answer
         work = await ahead.answer
         if work is None or work.next_due is None:
             return work
         return replace(work, next_due=max(0.0, work.next_due - (self.monotonic() - ahead.due_from)))
 
-    def _submit(self, session_id: str, limit: int) -> asyncio.Future[PendingWork | None]:
+    def _submit(self, session_id: str, limit: int) -> asyncio.Future[j.PendingWork | None]:
         answer = self._pending.submit(_Wanted(session_id, limit))
         answer.add_done_callback(ignore_error)  # no wake may await it
         return answer
 
-    async def _read_pending(self, wanted: Sequence[_Wanted]) -> Sequence[PendingWork | None]:
+    async def _read_pending(self, wanted: Sequence[_Wanted]) -> Sequence[j.PendingWork | None]:
         """One call for each limit; nearly always there is one."""
-        by_limit: dict[int, dict[str, PendingWork | None]] = {}
+        by_limit: dict[int, dict[str, j.PendingWork | None]] = {}
         for session_id, limit in wanted:
             by_limit.setdefault(limit, {})[session_id] = None
         for limit, works in by_limit.items():
@@ -119,23 +105,23 @@ class WorkerJournals:
     def _retry_read(self, verb: Callable[[], Awaitable[T]], *, unless: object) -> Awaitable[T]:
         return self._retry(verb)
 
-    async def read(self, query: JournalQuery) -> JournalPage | None:
+    async def read(self, query: j.JournalQuery) -> j.JournalPage | None:
         """A page of a journal."""
         (page,) = await self._retry(partial(self._provider.read_journal, [query]))
         return page
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
-    ) -> Sequence[JournalWake]:
+    ) -> Sequence[j.JournalWake]:
         """How wakes of a journal have ended."""
         get = self._provider.get_wakes
         return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
-    async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+    async def list(self, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
         """One page of journals."""
         return await self._retry(partial(self._provider.list_journals, where, limit))
 
-    async def append_inputs(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
+    async def append_inputs(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
         """Append inputs of other journals, with event ids."""
         appended = await self._retry(partial(self._provider.append_journal, appends)) if appends else []
         for each in appends:
@@ -144,7 +130,7 @@ class WorkerJournals:
             self._notifier.hint(None)  # whichever workers have the instances, or the sessions of parked wakes
         return appended
 
-    async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
+    async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
         """A journal and its ancestors."""
         return await self._retry(partial(self._provider.get_lineage, session_id))
 
@@ -158,7 +144,7 @@ class WorkerJournals:
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
+    async def write_stream(self, parts: Sequence[j.StreamPart]) -> Collection[int]:
         """Add provisional parts."""
         return await self._provider.write_stream(parts)
 
@@ -170,7 +156,7 @@ class WorkerJournals:
         """Whether the caller runs on the event loop of the worker."""
         return asyncio.get_running_loop() is self._loop
 
-    async def begin_wait(self, wait: ActivityWait) -> None:
+    async def begin_wait(self, wait: j.ActivityWait) -> None:
         """Note that an activity waits."""
         await self._provider.begin_wait(wait)
 
@@ -179,11 +165,11 @@ class WorkerJournals:
         with suppress(ProviderError):  # a sweep does
             await self._provider.end_wait(wait_id)
 
-    async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
+    async def get_waits(self, instance_id: str) -> Sequence[j.WaitEdge]:
         """The noted waits of an instance, and of those that it waits for."""
         return await self._provider.get_waits(instance_id)
 
-    async def append(self, append: JournalAppend) -> Appended:
+    async def append(self, append: j.JournalAppend) -> j.Appended:
         """Append an entry with an event id, and notify its readers and the worker of its instance."""
         (found,) = await self._retry(partial(self._provider.append_journal, [append]))
         self._notifier.notify_journals(append.session_id)
@@ -193,7 +179,7 @@ class WorkerJournals:
             self._notifier.hint_owner(append.session_id)
         return found
 
-    def note_written(self, write: JournalWrite) -> None:
+    def note_written(self, write: j.JournalWrite) -> None:
         """The write is committed."""
         self._notifier.notify_journals(write.session_id)
         for append in write.appends:
