@@ -1,7 +1,7 @@
 """Durable workflows whose activities stay with the worker that holds their in-memory state.
 
-The public names: what an application imports, and every type that these take or return. Errors are in
-`affinity.errors`; the types of a provider are in `affinity.provider.contract`.
+Here are the names that a first program of each kind needs. Every public name has one place: `docs/learn/names.md` lists
+the places, and an error for a name that is not here says where it is.
 """
 
 import difflib
@@ -16,338 +16,163 @@ affinity_workflows.check_installation()
 
 if typing.TYPE_CHECKING:
     from affinity import agent as agent
+    from affinity import client as client
+    from affinity import console as console
+    from affinity import conversation as conversation
     from affinity import errors as errors
+    from affinity import provider as provider
+    from affinity import schedules as schedules
+    from affinity import session as session
     from affinity import sync as sync
     from affinity import telemetry as telemetry
-    from affinity.client import (
-        Activity,
-        ActivityStatus,
-        AuditEntry,
-        Connectable,
-        ConversationInfo,
-        EndedStatus,
-        ExecutionSummary,
-        ExternalEvent,
-        Failure,
-        Handle,
-        HistoryRecord,
-        IfEnded,
-        Instance,
-        InstanceTree,
-        Page,
-        Pages,
-        PendingRequest,
-        PrunedInstances,
-        RegisteredFunction,
-        RequestChange,
-        RequestFeed,
-        ResetPreview,
-        SessionMoveOutcome,
-        Start,
-        StartOutcome,
-        TreeNode,
-        WorkStatistics,
-        open_store,
-    )
+    from affinity import testing as testing
+    from affinity.client.client import Handle, open_store
+    from affinity.client.requests import Start
+    from affinity.client.views import Instance
     from affinity.composed.app import App
     from affinity.composed.client import Client
-    from affinity.conversation import (
-        AgentMessage,
-        Ancestor,
-        AnswerEvent,
-        CallEnded,
-        CallStarted,
-        ChildDelegated,
-        ChildEnded,
-        ChildOutcome,
-        ConfirmationAnswer,
-        ConversationHandle,
-        ConversationIdle,
-        ConversationLimits,
-        Conversations,
-        ConversationStatus,
-        ConversationStatusChanged,
-        CustomToolResult,
-        CustomToolUse,
-        DeadLetter,
-        DefineOutcome,
-        Delegate,
-        EndedWake,
-        EventFeed,
-        FeedItem,
-        Heartbeat,
-        JournalEntry,
-        JournalEvent,
-        OutcomeUpdated,
-        PendingRevisit,
-        Reply,
-        ReplyItem,
-        ReplyStream,
-        RequestEvent,
-        RequestExpired,
-        Retracted,
-        RunEnded,
-        RunStarted,
-        Section,
-        SpanCompleted,
-        SpanError,
-        SpanStarted,
-        StopReason,
-        Streamed,
-        ToolConfirmation,
-        ToolEnded,
-        ToolResult,
-        ToolStarted,
-        ToolUse,
-        UnknownEvent,
-        UserInterrupt,
-        UserMessage,
-        Wake,
-    )
-    from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, UnservedWork
-    from affinity.orchestration import (
+    from affinity.conversation.conversations import Conversations
+    from affinity.conversation.handle import ConversationHandle
+    from affinity.conversation.kinds import ConversationLimits
+    from affinity.conversation.wake import Wake
+    from affinity.orchestration.activity import ActivityContext
+    from affinity.orchestration.app import SessionListener
+    from affinity.orchestration.combine import Selected
+    from affinity.orchestration.context import OrchestrationContext
+    from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition
+    from affinity.orchestration.futures import ActivityFuture
+    from affinity.orchestration.retry import RetryPolicy, RetryStrategy
+    from affinity.orchestration.scheduler import DurableFuture
+    from affinity.orchestration.signals import (
         ActivityCancelledSignal,
-        ActivityContext,
-        ActivityDefinition,
-        ActivityFuture,
         BranchCancelledSignal,
-        DurableFuture,
-        Event,
-        EventValue,
         OrchestrationCancelledSignal,
-        OrchestrationContext,
-        OrchestrationDefinition,
-        ReceivedEvent,
-        RetryPolicy,
-        RetryStrategy,
-        Selected,
-        SessionListener,
-        SessionMoved,
     )
-    from affinity.provider import migrate
-    from affinity.provider.contract import (
-        Delivery,
-        FleetLoad,
-        InstanceStatus,
-        MessageState,
-        MoveReason,
-        Quotas,
-        Resumption,
-        SessionInfo,
-        SessionMove,
-        SessionRelease,
-        Suspension,
-        WorkerDemand,
-        WorkerInfo,
-        WorkerLoad,
-        WorkItemState,
-    )
-    from affinity.records import (
-        Participant,
-        RecordTimes,
-        SessionFilter,
-        SessionMetadata,
-        SessionRecord,
-        SessionState,
-        SessionStore,
-        SessionSummary,
-        StateEncoding,
-        StateWrite,
-    )
-    from affinity.schedules import Overlap, Schedule, Schedules, ScheduleState, ScheduleTarget, TickReason
-    from affinity.session import (
-        CacheStats,
-        Imported,
-        ImportTimes,
-        MemorySessionStore,
-        OnExists,
-        OpenSession,
-        Pruned,
-        Resource,
-        SessionCache,
-        SessionFamily,
-        SessionManager,
-        Sessions,
-        StateCodec,
-        SyncOpenSession,
-    )
-    from affinity.worker import RuntimeOptions, Worker
+    from affinity.orchestration.typed import Event, EventValue, ExternalEvent, ReceivedEvent
+    from affinity.orchestration.waits import SessionMoved
+    from affinity.provider.opening import migrate
+    from affinity.records import SessionStore
+    from affinity.session.cache import SessionCache
+    from affinity.session.codec import StateCodec
+    from affinity.session.manager import SessionManager
+    from affinity.session.opening import OpenSession, SyncOpenSession
+    from affinity.session.resources import Resource
+    from affinity.session.sessions import Sessions
+    from affinity.session.stores import MemorySessionStore
+    from affinity.worker.options import RuntimeOptions
+    from affinity.worker.worker import Worker
 
 __all__ = [
-    "Activity",
     "ActivityCancelledSignal",
     "ActivityContext",
     "ActivityDefinition",
     "ActivityFuture",
-    "ActivityStatus",
-    "AgentMessage",
-    "Ancestor",
-    "AnswerEvent",
     "App",
-    "AuditEntry",
     "BranchCancelledSignal",
-    "CacheStats",
-    "CallEnded",
-    "CallStarted",
-    "ChildDelegated",
-    "ChildEnded",
-    "ChildOutcome",
     "Client",
-    "ConfirmationAnswer",
-    "Connectable",
     "ConversationHandle",
-    "ConversationIdle",
-    "ConversationInfo",
     "ConversationLimits",
-    "ConversationStatus",
-    "ConversationStatusChanged",
     "Conversations",
-    "CustomToolResult",
-    "CustomToolUse",
-    "DeadLetter",
-    "DefineOutcome",
-    "Delegate",
-    "Delivery",
-    "DrainPreview",
-    "DrainTarget",
     "DurableFuture",
-    "EndedStatus",
-    "EndedWake",
     "Event",
-    "EventFeed",
     "EventValue",
-    "ExecutionSummary",
     "ExternalEvent",
-    "Failure",
-    "FeedItem",
-    "FleetLoad",
     "Handle",
-    "Heartbeat",
-    "HistoryRecord",
-    "IfEnded",
-    "ImportTimes",
-    "Imported",
     "Instance",
-    "InstanceStatus",
-    "InstanceTree",
-    "JournalEntry",
-    "JournalEvent",
     "MemorySessionStore",
-    "MessageState",
-    "MoveReason",
-    "OnExists",
     "OpenSession",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
     "OrchestrationDefinition",
-    "OutcomeUpdated",
-    "Overlap",
-    "Page",
-    "Pages",
-    "Participant",
-    "PendingRequest",
-    "PendingRevisit",
-    "Pruned",
-    "PrunedInstances",
-    "Quotas",
     "ReceivedEvent",
-    "RecordTimes",
-    "RegisteredFunction",
-    "Reply",
-    "ReplyItem",
-    "ReplyStream",
-    "RequestChange",
-    "RequestEvent",
-    "RequestExpired",
-    "RequestFeed",
-    "ResetPreview",
     "Resource",
-    "Resumption",
-    "Retracted",
     "RetryPolicy",
     "RetryStrategy",
-    "RunEnded",
-    "RunStarted",
     "RuntimeOptions",
-    "Schedule",
-    "ScheduleState",
-    "ScheduleTarget",
-    "Schedules",
-    "Section",
     "Selected",
     "SessionCache",
-    "SessionFamily",
-    "SessionFilter",
-    "SessionHolding",
-    "SessionInfo",
-    "SessionLife",
     "SessionListener",
     "SessionManager",
-    "SessionMetadata",
-    "SessionMove",
-    "SessionMoveOutcome",
     "SessionMoved",
-    "SessionRecord",
-    "SessionRelease",
-    "SessionState",
     "SessionStore",
-    "SessionSummary",
     "Sessions",
-    "SpanCompleted",
-    "SpanError",
-    "SpanStarted",
     "Start",
-    "StartOutcome",
     "StateCodec",
-    "StateEncoding",
-    "StateWrite",
-    "StopReason",
-    "Streamed",
-    "Suspension",
     "SyncOpenSession",
-    "TickReason",
-    "ToolConfirmation",
-    "ToolEnded",
-    "ToolResult",
-    "ToolStarted",
-    "ToolUse",
-    "TreeNode",
-    "UnknownEvent",
-    "UnservedWork",
-    "UserInterrupt",
-    "UserMessage",
     "Wake",
-    "WorkItemState",
-    "WorkStatistics",
     "Worker",
-    "WorkerDemand",
-    "WorkerInfo",
-    "WorkerLoad",
     "migrate",
     "open_store",
 ]
 
-_PACKAGES: typing.Final = (
-    "orchestration",
-    "composed.app",
-    "records",
-    "provider.contract",
-    "provider",
-    "session",
-    "explain",
-    "client",
-    "composed.client",
-    "schedules",
-    "worker",
-    "conversation",
-)
-"""Where the public names are; later packages need earlier ones."""
+_PLACES: typing.Final = {
+    "client.client": ("Handle", "open_store"),
+    "client.requests": ("Start",),
+    "client.views": ("Instance",),
+    "composed.app": ("App",),
+    "composed.client": ("Client",),
+    "conversation.conversations": ("Conversations",),
+    "conversation.handle": ("ConversationHandle",),
+    "conversation.kinds": ("ConversationLimits",),
+    "conversation.wake": ("Wake",),
+    "orchestration.activity": ("ActivityContext",),
+    "orchestration.app": ("SessionListener",),
+    "orchestration.combine": ("Selected",),
+    "orchestration.context": ("OrchestrationContext",),
+    "orchestration.definitions": ("ActivityDefinition", "OrchestrationDefinition"),
+    "orchestration.futures": ("ActivityFuture",),
+    "orchestration.retry": ("RetryPolicy", "RetryStrategy"),
+    "orchestration.scheduler": ("DurableFuture",),
+    "orchestration.signals": ("ActivityCancelledSignal", "BranchCancelledSignal", "OrchestrationCancelledSignal"),
+    "orchestration.typed": ("Event", "EventValue", "ExternalEvent", "ReceivedEvent"),
+    "orchestration.waits": ("SessionMoved",),
+    "provider.opening": ("migrate",),
+    "records": ("SessionStore",),
+    "session.cache": ("SessionCache",),
+    "session.codec": ("StateCodec",),
+    "session.manager": ("SessionManager",),
+    "session.opening": ("OpenSession", "SyncOpenSession"),
+    "session.resources": ("Resource",),
+    "session.sessions": ("Sessions",),
+    "session.stores": ("MemorySessionStore",),
+    "worker.options": ("RuntimeOptions",),
+    "worker.worker": ("Worker",),
+}
+"""The modules that define the public names."""
 
 _MODULES: typing.Final = frozenset(
-    {"agent", "console", "errors", "journal", "limits", "sync", "telemetry"}.union(_PACKAGES)
+    {
+        "agent",
+        "client",
+        "console",
+        "conversation",
+        "errors",
+        "journal",
+        "limits",
+        "provider",
+        "records",
+        "schedules",
+        "session",
+        "sync",
+        "telemetry",
+        "testing",
+    }
 )
+"""What ``import affinity`` gives without an import of its own."""
 
-_ELSEWHERE: typing.Final = ("errors", "agent", "testing", "journal", "telemetry", "provider.contract", "provider")
+_ELSEWHERE: typing.Final = (
+    "errors",
+    "client",
+    "conversation",
+    "session",
+    "schedules",
+    "agent",
+    "testing",
+    "journal",
+    "telemetry",
+    "provider.contract",
+    "provider",
+)
 """Where a name is looked for that is not here, for the message."""
 
 
@@ -377,13 +202,13 @@ def _remedy(name: str) -> str:
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import a public name or a module when it is first used: a program uses few of them."""
+        """Import a public name or a module when it is first used."""
         if name in _MODULES:
             return importlib.import_module(f"affinity.{name}")
-        if name not in __all__:
+        place = next((module for module, names in _PLACES.items() if name in names), None)
+        if place is None:
             raise _not_here(name)
-        packages = (importlib.import_module(f"affinity.{package}") for package in _PACKAGES)
-        value = globals()[name] = next(getattr(found, name) for found in packages if hasattr(found, name))
+        value = globals()[name] = getattr(importlib.import_module(f"affinity.{place}"), name)
         if isinstance(value, type):
             importlib.import_module("affinity.field_words").show_in_help(value)
         return value

@@ -780,11 +780,11 @@ class JournalParticipant(Protocol):
     """Gives the journal write to commit with an activity's result; see ``ActivityContext._enlist``."""
 
     async def prepare(self) -> JournalWrite | None:
-        """As `affinity.records.Participant.prepare`, for a journal."""
+        """As `affinity.session.Participant.prepare`, for a journal."""
         ...
 
     def settled(self, applied: bool) -> None:
-        """As `affinity.records.Participant.settled`."""
+        """As `affinity.session.Participant.settled`."""
         ...
 
 

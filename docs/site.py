@@ -21,6 +21,7 @@ DOCS: Final = Path(__file__).resolve().parent
 ROOT: Final = DOCS.parent
 
 MODULES: Final = [
+    "affinity",
     "affinity.composed.app",
     "affinity.composed.client",
     "affinity.client",

@@ -12,9 +12,7 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity import Client
-from affinity.client import Handle
-from affinity.session import SessionCache
+from affinity import Client, Handle, SessionCache
 
 MESSAGES = ["hello", "how are you?", "what did I say first?", "and now?", "still there?", "bye"]
 TURNS_PER_EXECUTION = 2

@@ -13,10 +13,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity import Client
-from affinity.client import Handle
+from affinity import Client, Handle, SessionCache
 from affinity.errors import ActivityFailed, UnknownSession
-from affinity.session import SessionCache
 
 app = affinity.App("basket")
 baskets = SessionCache[list[str]](max_sessions=50)

@@ -17,8 +17,8 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
+from affinity import migrate
 from affinity.conversation import shown_trace
-from affinity.provider import migrate
 from tests.provider import warm
 from tests.provider.harnesses import UNDISTURBED, PostgresHarness, clear
 from tests.provider.sqlite_files import create_file

@@ -16,6 +16,9 @@ from pydantic import TypeAdapter
 
 import affinity
 import affinity.agent
+import affinity.client
+import affinity.conversation
+import affinity.session
 import affinity.sync
 import affinity.testing
 from affinity.conversation.events import JournalEvent
@@ -23,7 +26,7 @@ from affinity.field_words import show_in_help, words_of
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
-    for module in (affinity, affinity.agent, affinity.testing)
+    for module in (affinity, affinity.client, affinity.conversation, affinity.session, affinity.agent, affinity.testing)
     for name in module.__all__
 }
 BY_LAST_NAME = {**vars(affinity.errors), **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()}}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from affinity import App, Client, OrchestrationContext, UserMessage
+from affinity import App, Client, OrchestrationContext
 from affinity.agent.builtins import _child_id
+from affinity.conversation import UserMessage
 from affinity.conversation.events import check_input
 from affinity.conversation.follow import FeedPosition, JournalIdentity, read_position
 from affinity.conversation.step_keys import step_key

@@ -211,7 +211,7 @@ def test_faces_import_only_public_names() -> None:
         if name.split(".")[1:2] and name.split(".")[1] in FACES
         for module, what in _taken(tree)
         if not _is_within(module, ".".join(name.split(".")[:2])) and not is_public(module, what)
-        if not name.startswith(PARTS_OF_GUESTS) and what != "read_cursor"
+        if not name.startswith(PARTS_OF_GUESTS)
         if not _is_within(module, KITS.get(name.split(".")[2] if name.count(".") > 1 else "", "-"))
     ]
     assert found == []

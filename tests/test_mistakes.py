@@ -20,6 +20,7 @@ from pydantic import BaseModel
 import affinity
 from affinity import RetryPolicy, RuntimeOptions, agent, errors
 from affinity.client.calls import check_quotas
+from affinity.conversation import UserMessage
 from affinity.errors import (
     InvalidApp,
     InvalidInput,
@@ -29,6 +30,7 @@ from affinity.errors import (
 )
 from affinity.limits import check_age, check_limit, seconds_of
 from affinity.orchestration import events as ev
+from affinity.provider.contract import Quotas
 
 from .orchestration.harness import run
 
@@ -518,7 +520,7 @@ async def test_a_failure_that_is_retried_is_one_line(sqlite_url: str, caplog: py
         with pytest.raises(OrchestrationFailed):
             await (await client.start(retries)).wait(30)
         with pytest.raises(errors.WakeFailed):
-            await client.conversation(talk, "c").ask(affinity.UserMessage("hello"), timeout=30)
+            await client.conversation(talk, "c").ask(UserMessage("hello"), timeout=30)
     retried = [record for record in caplog.records if "is retried" in record.getMessage()]
     assert len(retried) == 3
     for record in retried:
@@ -589,7 +591,7 @@ BOOLS: Final[list[Callable[[], object]]] = [
     lambda: check_age("older_than", True),
     lambda: check_limit(True),
     lambda: seconds_of("timeout", True),
-    lambda: check_quotas(affinity.Quotas(instances=True)),
+    lambda: check_quotas(Quotas(instances=True)),
 ]
 
 

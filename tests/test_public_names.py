@@ -7,17 +7,33 @@ import importlib
 import inspect
 import re
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Final
 
 import pytest
 
 import affinity
 from affinity import errors
+from tests.support.public_names import FOR_APPLICATIONS, PUBLIC, WITHOUT_LIST
 
 ROOT: Final = Path(__file__).parent.parent
+
+INTERNAL: Final = frozenset(
+    {
+        "affinity.cli",
+        "affinity.console.pages",
+        "affinity.provider.postgres",
+        "affinity.provider.sqlite",
+        "affinity.testing.env",
+    }
+)
+"""Packages that export names to their neighbours alone."""
+
+APPLICATIONS: Final = ("affinity", "affinity.client", "affinity.conversation", "affinity.schedules", "affinity.session")
+"""Modules whose signatures name public types only."""
 
 NOT_PUBLIC: Final = {
     "LeftOut": "literals: pass the words",
@@ -25,6 +41,10 @@ NOT_PUBLIC: Final = {
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "AuditConditions": "the keyword arguments of a call",
+    "ResourceStore": "of a constructor that only stores call",
+    "RetryingCall": "of a constructor that only stores call",
+    "StreamPart": "of a constructor that only wakes call",
+    "StreamTarget": "of a constructor that only wakes call",
     "RegisteredCalls": "of a constructor that only `Client` calls",
     "CallOptions": "the keyword arguments of a call",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
@@ -35,27 +55,23 @@ NOT_PUBLIC: Final = {
     "Entry": "of a constructor that only `ConversationHandle` calls",
     "Description": "the keyword arguments of a call",
     "Declaration": "of a property that workers read",
+    "KernelApp": "the base of App",
+    "KernelClient": "the base of Client",
     "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
     "InstanceConditions": "the keyword arguments of a call",
     "JournalAccess": "the journals of a worker's database, for conversations",
     "JournalIdentity": "of a constructor that only `ConversationHandle` calls",
     "Journals": "the journals of a client's database, for conversations",
-    "KernelApp": "the base of App",
-    "KernelClient": "the base of Client",
     "LineageState": "a protocol that `Conversations` fulfils",
     "MadeBy": "the keyword arguments of a call",
     "MoveConditions": "the keyword arguments of a call",
     "NewInstanceOptions": "the keyword arguments of a call",
-    "OpenOptions": "of a constructor that only `Sessions` calls",
     "OptionDescription": "how `affinity worker --help` and the documentation show an option",
-    "OutcomeStatus": "three words",
     "PageReader": "of a constructor that only `ConversationHandle` calls",
-    "Provider": "who writes one imports the contract, `affinity.provider.contract`, with all of its types",
     "Repeat": "two words",
     "RequestConditions": "the keyword arguments of a call",
     "RequestFilter": "of a constructor that only `Client` calls",
-    "RunningCode": "what a section yields",
     "Runtime": "the parts of a running worker, for the tests of the worker",
     "ScheduleOptions": "the keyword arguments of a call",
     "ScheduleSpec": "of a property that workers read",
@@ -76,9 +92,10 @@ def test_the_facade_lists_exactly_what_it_has() -> None:
     """For type checkers it imports all names; they are there at run time when they are used."""
     imports = ast.walk(ast.parse(Path(affinity.__file__).read_text()))
     froms = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module != "affinity"]
-    typed = {name.name for node in froms for name in node.names}
-    assert typed == set(affinity.__all__)
-    assert not any(isinstance(getattr(affinity, name), ModuleType) for name in affinity.__all__)
+    typed = {name.name: node.module for node in froms for name in node.names}
+    assert typed.keys() == set(affinity.__all__)
+    values = {name: getattr(affinity, name) for name in affinity.__all__}
+    assert {name: typed[name] if is_alias(value) else value.__module__ for name, value in values.items()} == typed
     found = {name for name, value in vars(affinity).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert found == set(affinity.__all__)
     assert {*affinity.__all__, "errors", "telemetry", "client"} < {*dir(affinity)}
@@ -86,27 +103,70 @@ def test_the_facade_lists_exactly_what_it_has() -> None:
         affinity.Aktivity  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_the_facade_is_small() -> None:
+    assert len(affinity.__all__) <= 60
+
+
+def test_each_package_that_exports_names_is_listed_as_public() -> None:
+    """Or is internal."""
+    roots = (ROOT / "affinity", ROOT / "conformance" / "affinity_conformance")
+    found = {module for root in roots for module, text in modules_of(root) if "\n__all__" in text}
+    internal = {module for module in found if any(f"{module}.".startswith(f"{each}.") for each in INTERNAL)}
+    assert found - internal == PUBLIC.keys()
+    assert INTERNAL - found == set()
+
+
+def modules_of(package: Path) -> Iterator[tuple[str, str]]:
+    """The modules of a package, each with its text."""
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path.read_text()
+
+
+def test_each_public_name_has_one_place() -> None:
+    """A name of `affinity.sync` is the sync form of the name that is public elsewhere: another object."""
+    names = Counter(name for module, names in PUBLIC.items() if module != "affinity.sync" for name in names)
+    assert [name for name, places in names.items() if places > 1] == []
+    assert [name for name in names if hasattr(errors, name)] == []
+    values = [getattr(importlib.import_module(module), name) for module, names in PUBLIC.items() for name in names]
+    places = Counter(id(value) for value in values if inspect.isclass(value) or inspect.isroutine(value))
+    assert [value for value in values if places[id(value)] > 1] == []
+
+
+@pytest.mark.parametrize("name", ["UserMessage", "Page", "SessionMetadata", "WorkerInfo", "UnknownInstance", "Env"])
+def test_a_name_that_is_elsewhere_is_an_error_that_says_where(name: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(affinity, name)
+    place = re.findall(r"`from ([\w.]+) import (\w+)`", str(raised.value))
+    assert [(module, found) for module, found in place if hasattr(importlib.import_module(module), found)] == place
+    assert [found for _, found in place] == [name]
+
+
 def test_every_public_name_has_a_docstring() -> None:
-    values = {name: getattr(affinity, name) for name in affinity.__all__}
+    values = {
+        name: getattr(importlib.import_module(module), name) for module in APPLICATIONS for name in PUBLIC[module]
+    }
     assert [name for name, value in values.items() if not is_alias(value) and not inspect.getdoc(value)] == []
 
 
 def test_what_public_functions_take_and_return_is_public() -> None:
     """Or an error of `affinity.errors`, or one of the few that no application names."""
-    used = {name: where for public in affinity.__all__ for name, where in types_used(public)}
+    public = [(module, name) for module in APPLICATIONS for name in PUBLIC[module]]
+    used = {name: where for place in public for name, where in types_used(*place)}
     errors_used = {name for name in used if hasattr(errors, name)}
-    assert used.keys() - set(affinity.__all__) - errors_used == NOT_PUBLIC.keys(), used
+    assert used.keys() - set().union(*PUBLIC.values()) - errors_used == NOT_PUBLIC.keys(), used
 
 
 def test_types_of_every_kind_are_found() -> None:
     """Of a class, of a method, of a property, and one that is an alias."""
-    used = {name for public in ("Client", "Instance", "App", "RetryPolicy") for name, _ in types_used(public)}
+    names = ("Client", "Instance", "App", "RetryPolicy")
+    used = {name for public in names for name, _ in types_used("affinity", public)}
     assert used >= {"Pages", "Failure", "ActivityDefinition", "RetryStrategy"}
 
 
-def types_used(public: str) -> Iterator[tuple[str, str]]:
+def types_used(module: str, public: str) -> Iterator[tuple[str, str]]:
     """The classes of affinity, and the aliases of literals, in the signatures of a public name; each with its place."""
-    for where, annotated, scope in annotated_of(getattr(affinity, public)):
+    for where, annotated, scope in annotated_of(getattr(importlib.import_module(module), public)):
         for parameter, annotation in getattr(annotated, "__annotations__", {}).items():
             if inspect.isclass(annotated) and parameter.startswith("_"):
                 continue
@@ -146,16 +206,18 @@ def is_alias(value: object) -> bool:
 
 
 def test_the_documentation_names_what_is_public() -> None:
-    """Each public name once, and nothing else."""
+    """Each public name once, below its place, and nothing else. A provider's types and the suites have other pages."""
     page = (ROOT / "docs" / "learn" / "names.md").read_text()
-    table = [line for line in page.splitlines() if line.startswith("|")]
-    assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(affinity.__all__)
+    sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    elsewhere = {each for each in FOR_APPLICATIONS if ".contract" in each or "conformance" in each}
+    assert {module for module, _ in sections} == FOR_APPLICATIONS - elsewhere
+    for module, text in sections:
+        table = [line for line in text.splitlines() if line.startswith("|")]
+        assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(PUBLIC[module]), module
 
 
-def test_what_pages_and_examples_import_from_is_public() -> None:
-    """As the page on versions lists it. Of each listed package `__all__` says which names."""
-    row = next(line for line in (ROOT / "docs/run/versions.md").read_text().splitlines() if "`__all__` lists" in line)
-    listed = set(re.findall(r"`(affinity[.\w]*)`", row))
+def test_what_pages_and_examples_import_is_public() -> None:
+    """By the one place of each name."""
     files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py"), ROOT / "README.md"]
     texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
     used = {
@@ -164,9 +226,27 @@ def test_what_pages_and_examples_import_from_is_public() -> None:
         for found in re.findall(r"(?:from|import) (affinity(?:_conformance)?\.[.\w]+)", text)
     }
     used.pop("affinity.demo.conversations")  # the conversations of the demo, for one example
-    assert {module: file for module, file in used.items() if module not in listed} == {}
-    for module in listed - {"affinity.errors", "affinity.telemetry"}:
-        assert importlib.import_module(module).__all__
+    assert {module: file for module, file in used.items() if module not in {*PUBLIC, *WITHOUT_LIST}} == {}
+    names = [(file, module, name) for file, text in texts.items() for module, name in imported(text)]
+    assert len(names) > 100
+    assert [each for each in names if each[1] in PUBLIC and each[2] not in PUBLIC[each[1]]] == []
+
+
+def test_tests_import_public_names_from_their_place() -> None:
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "conformance").rglob("*.py")]
+    files = [file for file in files if file.name != "test_imports.py"]  # it has programs as texts
+    names = [(file.name, *each) for file in files for each in imported(file.read_text())]
+    assert len(names) > 1_000
+    assert [each for each in names if each[1] in FOR_APPLICATIONS and each[2] not in PUBLIC[each[1]]] == []
+
+
+def imported(text: str) -> Iterator[tuple[str, str]]:
+    """What a text imports of `affinity`, without its modules."""
+    for module, names in re.findall(r"^ *from (affinity[.\w]*) import (\([^)]*\)|[\w, ]+)", text, re.MULTILINE):
+        for name in re.findall(r"(\w+)(?: as \w+)?", names):
+            path = ROOT.joinpath(*module.split("."), name)
+            if not path.is_dir() and not path.with_suffix(".py").exists():
+                yield module, name
 
 
 TRACING: Final = (

@@ -10,7 +10,8 @@ import pytest
 
 from affinity.errors import InvalidId, InvalidOptions
 from affinity.provider.contract import Token, WorkAbandon, WorkKey, WorkLock
-from affinity.records import SessionFilter, constructor, frozen
+from affinity.records import constructor, frozen
+from affinity.session import SessionFilter
 
 
 @frozen()

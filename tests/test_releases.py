@@ -23,12 +23,11 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import AgentMessage, Client, UserMessage
-from affinity.client import ExternalEvent
+from affinity import Client, ExternalEvent, migrate
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import NoReply, SchemaMismatch
 from affinity.orchestration.events import CarriedEvent, EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ActivityTask, decode_event, decode_task, encode_event, encode_task
-from affinity.provider import migrate
 from tests.conversation.process_app import conversations as steered
 from tests.support.later_release import EXPANDS, write_first_migrations
 from tests.support.ordered_log_app import check, schedule
@@ -246,7 +245,7 @@ from tests.conversation.process_app import conversations
 async def main(url, conversation_id, text):
     async with affinity.Client(url) as client:
         talk = client.conversation(conversations, conversation_id)
-        reply = await talk.ask(affinity.UserMessage(text), timeout=60)
+        reply = await talk.ask(affinity.conversation.UserMessage(text), timeout=60)
         print(Path(affinity.__file__).parent.parent, reply.text)
 
 anyio.run(main, *sys.argv[1:])

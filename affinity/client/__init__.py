@@ -3,64 +3,56 @@
 from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
-from affinity.client.client import Handle, KernelClient, open_store
-from affinity.client.conversations import Connectable, ConversationInfo
-from affinity.client.inbox import PendingRequest, RequestChange, RequestFeed
+from affinity.client.client import Handle as Handle
+from affinity.client.client import KernelClient as KernelClient
+from affinity.client.client import open_store as open_store
+from affinity.client.conversations import Connectable as Connectable
+from affinity.client.conversations import ConversationInfo as ConversationInfo
+from affinity.client.inbox import PendingRequest as PendingRequest
+from affinity.client.inbox import RequestChange as RequestChange
+from affinity.client.inbox import RequestFeed as RequestFeed
 from affinity.client.registered import RegisteredFunction
-from affinity.client.requests import IfEnded, Start, StartOutcome
+from affinity.client.requests import IfEnded, StartOutcome
+from affinity.client.requests import Start as Start
 from affinity.client.resets import ResetPreview
-from affinity.client.views import (
-    ExecutionSummary,
-    Failure,
-    HistoryRecord,
-    Instance,
-    InstanceTree,
-    TreeNode,
-    WorkStatistics,
-)
+from affinity.client.views import ExecutionSummary, Failure, HistoryRecord, InstanceTree, TreeNode, WorkStatistics
+from affinity.client.views import Instance as Instance
 from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, UnservedWork
 from affinity.explain.names import CodeDifference, code_differences
-from affinity.orchestration.typed import ExternalEvent
+from affinity.field_words import show_all_in_help
+from affinity.orchestration.typed import ExternalEvent as ExternalEvent
 from affinity.paging import Page, Pages
-from affinity.provider.contract import Quotas
+from affinity.provider.contract import Quotas as Quotas
 
+# A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [
     "MOVE_SECONDS",
     "Activity",
     "ActivityStatus",
     "AuditEntry",
     "CodeDifference",
-    "Connectable",
-    "ConversationInfo",
     "DrainPreview",
     "DrainTarget",
     "EndedStatus",
     "ExecutionSummary",
-    "ExternalEvent",
     "Failure",
-    "Handle",
     "HistoryRecord",
     "IfEnded",
-    "Instance",
     "InstanceTree",
-    "KernelClient",
     "Page",
     "Pages",
-    "PendingRequest",
     "PrunedInstances",
-    "Quotas",
     "RegisteredFunction",
-    "RequestChange",
-    "RequestFeed",
     "ResetPreview",
     "SessionHolding",
     "SessionLife",
     "SessionMoveOutcome",
-    "Start",
     "StartOutcome",
     "TreeNode",
     "UnservedWork",
     "WorkStatistics",
     "code_differences",
-    "open_store",
 ]
+
+
+show_all_in_help(globals())

@@ -17,7 +17,8 @@ kept_state      the state in the attempts of a wake: each change counts once
 """
 
 import affinity.conversation.reasons  # noqa: F401 -- adds them
-from affinity.conversation.conversations import Conversations
+from affinity.client import Connectable, ConversationInfo, PendingRequest, RequestChange, RequestFeed
+from affinity.conversation.conversations import Conversations as Conversations
 from affinity.conversation.endings import RunningCode
 from affinity.conversation.events import (
     AgentMessage,
@@ -59,8 +60,8 @@ from affinity.conversation.events import (
     text_of,
 )
 from affinity.conversation.follow import EventFeed, FeedItem
-from affinity.conversation.handle import ConversationHandle
-from affinity.conversation.kinds import ConversationLimits
+from affinity.conversation.handle import ConversationHandle as ConversationHandle
+from affinity.conversation.kinds import ConversationLimits as ConversationLimits
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.reply import Reply
 from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
@@ -68,9 +69,12 @@ from affinity.conversation.sections import Section
 from affinity.conversation.stream import Retracted, Streamed, StreamItem, Streams, StreamWriter, ToolEnded, ToolStarted
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
-from affinity.conversation.wake import Delegate, Wake
+from affinity.conversation.wake import Delegate
+from affinity.conversation.wake import Wake as Wake
+from affinity.field_words import show_all_in_help
 from affinity.journal import ConversationStatus
 
+# A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [
     "TRACE_KINDS",
     "AgentMessage",
@@ -82,14 +86,13 @@ __all__ = [
     "ChildEnded",
     "ChildOutcome",
     "ConfirmationAnswer",
+    "Connectable",
     "Content",
     "ContextSummary",
-    "ConversationHandle",
     "ConversationIdle",
-    "ConversationLimits",
+    "ConversationInfo",
     "ConversationStatus",
     "ConversationStatusChanged",
-    "Conversations",
     "CustomToolResult",
     "CustomToolUse",
     "DeadLetter",
@@ -104,12 +107,15 @@ __all__ = [
     "JournalEvent",
     "OutcomeStatus",
     "OutcomeUpdated",
+    "PendingRequest",
     "PendingRevisit",
     "Reply",
     "ReplyItem",
     "ReplyStream",
+    "RequestChange",
     "RequestEvent",
     "RequestExpired",
+    "RequestFeed",
     "Retracted",
     "RevisitDue",
     "RunEnded",
@@ -132,7 +138,9 @@ __all__ = [
     "UnknownEvent",
     "UserInterrupt",
     "UserMessage",
-    "Wake",
     "kind_of",
     "text_of",
 ]
+
+
+show_all_in_help(globals())

@@ -2,7 +2,7 @@
 
 An application adds a kind with a subclass of `JournalEvent`, and names it in ``Conversations(..., events=[...])``::
 
-    class Rated(affinity.JournalEvent):
+    class Rated(affinity.conversation.JournalEvent):
         stars: int
         kind: Literal["user.rated"] = "user.rated"
 

@@ -5,22 +5,15 @@ pages and logs.
 their instances by `add_reasons`.
 """
 
-from affinity.explain.drains import DrainPreview, DrainTarget, drain_preview
-from affinity.explain.life import SessionHolding, SessionLife, session_life
-from affinity.explain.reasons import Explainer, add_reasons, explain, time_text
-from affinity.explain.unserved import UnservedWork, unserved_work
-
-__all__ = [
-    "DrainPreview",
-    "DrainTarget",
-    "Explainer",
-    "SessionHolding",
-    "SessionLife",
-    "UnservedWork",
-    "add_reasons",
-    "drain_preview",
-    "explain",
-    "session_life",
-    "time_text",
-    "unserved_work",
-]
+from affinity.explain.drains import DrainPreview as DrainPreview
+from affinity.explain.drains import DrainTarget as DrainTarget
+from affinity.explain.drains import drain_preview as drain_preview
+from affinity.explain.life import SessionHolding as SessionHolding
+from affinity.explain.life import SessionLife as SessionLife
+from affinity.explain.life import session_life as session_life
+from affinity.explain.reasons import Explainer as Explainer
+from affinity.explain.reasons import add_reasons as add_reasons
+from affinity.explain.reasons import explain as explain
+from affinity.explain.reasons import time_text as time_text
+from affinity.explain.unserved import UnservedWork as UnservedWork
+from affinity.explain.unserved import unserved_work as unserved_work

@@ -36,7 +36,7 @@ class Backend(Protocol):
         ...
 
     async def migrate(self, url: str, progress: Progress) -> tuple[int, int]:
-        """Bring the schema up to date, for `affinity.provider.migrate`."""
+        """Bring the schema up to date, for `affinity.migrate`."""
         ...
 
     async def inspect_schema(self, url: str) -> SchemaReport:

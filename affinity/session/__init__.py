@@ -19,39 +19,60 @@ stores          `MemorySessionStore`, and `RetryingStore`, which repeats calls t
 `docs/understand/architecture.md` follows the loading of a state through these files.
 """
 
-from affinity.session.cache import SessionCache
-from affinity.session.codec import JsonCodec, StateCodec, scratch
-from affinity.session.manager import SessionFamily, SessionManager
-from affinity.session.opening import OpenSession, SyncOpenSession
+from affinity.field_words import show_all_in_help
+from affinity.records import (
+    Participant,
+    RecordTimes,
+    SessionFilter,
+    SessionMetadata,
+    SessionRecord,
+    SessionState,
+    SessionSummary,
+    StateEncoding,
+    StateWrite,
+)
+from affinity.session.cache import SessionCache as SessionCache
+from affinity.session.codec import JsonCodec, scratch
+from affinity.session.codec import StateCodec as StateCodec
+from affinity.session.manager import SessionFamily
+from affinity.session.manager import SessionManager as SessionManager
+from affinity.session.opening import OpenSession as OpenSession
+from affinity.session.opening import SyncOpenSession as SyncOpenSession
 from affinity.session.removal import Pruned
-from affinity.session.resources import RESOURCE_LABEL, Resource
-from affinity.session.sessions import Sessions
-from affinity.session.state_cache import CacheStats, SessionContext
-from affinity.session.stores import MemorySessionStore, RetryingStore
+from affinity.session.resources import RESOURCE_LABEL
+from affinity.session.resources import Resource as Resource
+from affinity.session.sessions import Sessions as Sessions
+from affinity.session.state_cache import CacheStats
+from affinity.session.state_cache import SessionContext as SessionContext
+from affinity.session.stores import MemorySessionStore as MemorySessionStore
+from affinity.session.stores import RetryingStore
 from affinity.session.transfer import Imported, ImportTimes, OnExists, check_lines, readable
-from affinity.session.writer import ActivityScope
+from affinity.session.writer import ActivityScope as ActivityScope
 
+# A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [
     "RESOURCE_LABEL",
-    "ActivityScope",
     "CacheStats",
     "ImportTimes",
     "Imported",
     "JsonCodec",
-    "MemorySessionStore",
     "OnExists",
-    "OpenSession",
+    "Participant",
     "Pruned",
-    "Resource",
+    "RecordTimes",
     "RetryingStore",
-    "SessionCache",
-    "SessionContext",
     "SessionFamily",
-    "SessionManager",
-    "Sessions",
-    "StateCodec",
-    "SyncOpenSession",
+    "SessionFilter",
+    "SessionMetadata",
+    "SessionRecord",
+    "SessionState",
+    "SessionSummary",
+    "StateEncoding",
+    "StateWrite",
     "check_lines",
     "readable",
     "scratch",
 ]
+
+
+show_all_in_help(globals())

@@ -1,6 +1,6 @@
 """`SessionCache`: session state in memory, for applications that load and save it themselves.
 
-With `affinity.session.Sessions` the state commits together with the activity's result. `affinity.session.state_cache`
+With `affinity.Sessions` the state commits together with the activity's result. `affinity.session.state_cache`
 describes the life of an entry, and the invariants of both caches.
 """
 

@@ -116,7 +116,7 @@ class SavePoint(NamedTuple):
 
 
 class SessionWriter(Generic[S]):
-    """One activity's access to the state of its session. A `UnitOfWork`, and a `affinity.records.Participant`."""
+    """One activity's access to the state of its session. A `UnitOfWork`, and a `affinity.session.Participant`."""
 
     def __init__(
         self, queue: WriteQueue[S], ctx: ActivityScope, store: SessionStore | None, is_new: bool = False

@@ -68,15 +68,15 @@ class ConversationHandle(Proxy, of=conversation.ConversationHandle):
 
 
 class EventFeed(Items, of=conversation.EventFeed):
-    """`affinity.EventFeed`, of a sync client: for a plain ``for``."""
+    """`affinity.conversation.EventFeed`, of a sync client: for a plain ``for``."""
 
 
 class ReplyStream(Items, of=conversation.ReplyStream):
-    """`affinity.ReplyStream`, of a sync client: for a plain ``for``."""
+    """`affinity.conversation.ReplyStream`, of a sync client: for a plain ``for``."""
 
 
 class Pages(Items, of=client.Pages):
-    """`affinity.Pages`, of a sync client: for a plain ``for``, or `list`. Each page is read by one call."""
+    """`affinity.client.Pages`, of a sync client: for a plain ``for``, or `list`. Each page is read by one call."""
 
     def __init__(self, opening: Opening[Any], of: Any) -> None:
         super().__init__(opening, of)
@@ -91,11 +91,11 @@ class Pages(Items, of=client.Pages):
 
 
 class RequestFeed(Items, of=client.RequestFeed):
-    """`affinity.RequestFeed`, of a sync client: for a plain ``for``."""
+    """`affinity.conversation.RequestFeed`, of a sync client: for a plain ``for``."""
 
 
 class Schedules(Proxy, of=schedules.Schedules):
-    """`affinity.Schedules`, of a sync client."""
+    """`affinity.schedules.Schedules`, of a sync client."""
 
 
 class SessionManager(Proxy, of=session.SessionManager):

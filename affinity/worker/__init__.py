@@ -4,10 +4,8 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from affinity.worker.options import RuntimeOptions
-    from affinity.worker.worker import Worker
-
-__all__ = ["RuntimeOptions", "Worker"]
+    from affinity.worker.options import RuntimeOptions as RuntimeOptions
+    from affinity.worker.worker import Worker as Worker
 
 _MODULES: typing.Final = {"RuntimeOptions": "options", "Worker": "worker"}
 

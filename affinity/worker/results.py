@@ -1,6 +1,6 @@
 """Session state, and entries of a session's journal, that are committed together with an activity's result.
 
-An activity that opened the state of its session has *participants* enlisted (`affinity.records.Participant`), and so
+An activity that opened the state of its session has *participants* enlisted (`affinity.session.Participant`), and so
 has a wake. When its code has returned they prepare the writes that go with the result. `StagedResult` carries them
 beside it, in the turn or in the ack.
 

@@ -12,7 +12,8 @@ from statistics import median
 
 import anyio
 
-from affinity import AgentMessage, Client, ConversationHandle, JournalEntry, Streamed, UserMessage
+from affinity import Client, ConversationHandle
+from affinity.conversation import AgentMessage, JournalEntry, Streamed, UserMessage
 from bench.asks import AskLoop
 from bench.measures import RATE, Metric, Report, over_rounds
 from bench.run import Bed, Run

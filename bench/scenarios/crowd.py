@@ -13,7 +13,8 @@ from urllib.request import urlopen
 
 import anyio
 
-from affinity import Client, RuntimeOptions, UserMessage
+from affinity import Client, RuntimeOptions
+from affinity.conversation import UserMessage
 from affinity.limits import MAX_PAGE
 from bench.measures import Metric, Report, over_rounds
 from bench.run import Run

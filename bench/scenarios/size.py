@@ -30,7 +30,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.statements import load_statements
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from affinity_conformance.providers.peer import Peer
 from bench.measures import Metric, Report
 from bench.run import Run

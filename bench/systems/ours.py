@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from affinity import Client
-from affinity.client import ExternalEvent, Start
-from affinity.provider import migrate
-from affinity.records import SessionStore
+from affinity import Client, ExternalEvent, SessionStore, Start, migrate
 from bench.chats import Chat
 from bench.systems.base import PATIENCE, SESSIONS, Dialect, Launch
 from bench.systems.ours_app import ChatRoute, Fan, Flood, Route, Stay, chats

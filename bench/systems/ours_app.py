@@ -9,17 +9,8 @@ from typing import Any, Literal
 import anyio
 from pydantic import BaseModel
 
-from affinity import (
-    ActivityContext,
-    AgentMessage,
-    App,
-    Conversations,
-    JournalEvent,
-    OrchestrationContext,
-    Sessions,
-    UserMessage,
-    Wake,
-)
+from affinity import ActivityContext, App, Conversations, OrchestrationContext, Sessions, Wake
+from affinity.conversation import AgentMessage, JournalEvent, UserMessage
 from bench.chats import Chat
 from bench.tracing import start_if_enabled
 from bench.work import Stamp, stamp

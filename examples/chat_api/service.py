@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import affinity
-from affinity.conversation import ConversationHandle, UserMessage
+from affinity import ConversationHandle
+from affinity.conversation import UserMessage
 from affinity.errors import ClientError, UnknownConversation, UnknownEntry, WaitTimeout
 from examples.chat_api.chat import chats
 

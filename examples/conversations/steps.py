@@ -2,7 +2,7 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, UserMessage
+from affinity.conversation import AgentMessage, UserMessage
 
 
 class Order(BaseModel):

@@ -16,7 +16,7 @@ from anyio.to_thread import run_sync
 from pydantic import BaseModel
 
 import affinity
-from affinity.session import Resource, Sessions
+from affinity import Resource, Sessions
 from examples.local_llm.model import MODEL_ID, Completion, Message, Model, ModelError, Slots
 
 Mode: TypeAlias = Literal["slot", "transcript", "anywhere"]

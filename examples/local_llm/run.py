@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 
 import affinity
-from affinity.provider import migrate
+from affinity import migrate
 from examples.local_llm.chats import SYSTEM, Mode, Said, TimedTurn
 from examples.local_llm.fleet import open_fleet
 from examples.local_llm.model import REPLY_TOKENS, Message

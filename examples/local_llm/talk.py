@@ -17,16 +17,8 @@ import click
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import (
-    AgentMessage,
-    ConversationHandle,
-    Reply,
-    Retracted,
-    Streamed,
-    UserInterrupt,
-    UserMessage,
-)
-from affinity.session import Resource
+from affinity import ConversationHandle, Resource
+from affinity.conversation import AgentMessage, Reply, Retracted, Streamed, UserInterrupt, UserMessage
 from examples.local_llm.chats import SYSTEM
 from examples.local_llm.model import Completion, Message, Model, Slots, missing_packages
 

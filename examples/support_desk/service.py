@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import affinity
-from affinity.conversation import ConversationHandle, Reply, UserMessage
+from affinity import ConversationHandle
+from affinity.conversation import Reply, UserMessage
 from affinity.errors import ClientError, UnknownConversation, WakeFailed
 from examples.support_desk.desk import Rated, tickets
 
@@ -96,7 +97,7 @@ async def index(request: Request) -> Response:
     return JSONResponse({"tickets": [shown(each) for each in page.items], "next": page.next})
 
 
-def shown(about: affinity.ConversationInfo) -> dict[str, Any]:
+def shown(about: affinity.conversation.ConversationInfo) -> dict[str, Any]:
     """What a list shows of a ticket."""
     names = ("conversation_id", "title", "owner", "status", "pending_requests")
     return {name: getattr(about, name) for name in names} | {"updated_at": about.updated_at.isoformat()}

@@ -5,7 +5,7 @@ from pydantic import BaseModel
 from talk import model
 
 import affinity
-from affinity import AgentMessage, UserMessage
+from affinity.conversation import AgentMessage, UserMessage
 
 
 class Chat(BaseModel):

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage, Wake
+from affinity import Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, to_openai, tool
-from affinity.conversation import ChildEnded, JournalEntry, ToolConfirmation, ToolResult, ToolUse
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    JournalEntry,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+)
 from affinity.testing import Env, crash_matrix
 from tests.conversation.application import Chat, make
 

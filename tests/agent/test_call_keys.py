@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import RetryPolicy, UserMessage, Wake
+from affinity import RetryPolicy, Wake
 from affinity.agent import (
     ModelReply,
     ModelRequest,
@@ -24,7 +24,7 @@ from affinity.agent import (
     to_openai,
 )
 from affinity.agent import tool as make_tool
-from affinity.conversation import ToolResult, ToolUse
+from affinity.conversation import ToolResult, ToolUse, UserMessage
 from affinity.testing import Env
 
 pytestmark = pytest.mark.anyio

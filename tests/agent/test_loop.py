@@ -13,6 +13,7 @@ import anyio
 import pytest
 from pydantic import BaseModel, PlainValidator, WithJsonSchema
 
+from affinity import Wake
 from affinity.agent import ContextWindow, LoopResult, ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
 from affinity.agent.transcript import HISTORY, in_order
 from affinity.conversation import (
@@ -28,7 +29,6 @@ from affinity.conversation import (
     ToolUse,
     UserInterrupt,
     UserMessage,
-    Wake,
 )
 from affinity.conversation.endings import Endings, RunningCode
 from affinity.conversation.events import EventTypes

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
+from affinity import RetryPolicy, Wake
 from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, ToolContext, run_loop, tool
-from affinity.conversation import ToolResult, ToolUse, UserInterrupt
+from affinity.conversation import AgentMessage, ToolResult, ToolUse, UserInterrupt, UserMessage
 from affinity.testing import Env
 from tests.conversation.application import Chat, make
 

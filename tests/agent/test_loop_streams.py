@@ -8,9 +8,18 @@ import anyio
 import pytest
 
 import affinity
-from affinity import Retracted, ToolEnded, ToolStarted, UserMessage, Wake
+from affinity import Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop
-from affinity.conversation import JournalEntry, ReplyItem, ToolResult, ToolUse
+from affinity.conversation import (
+    JournalEntry,
+    ReplyItem,
+    Retracted,
+    ToolEnded,
+    ToolResult,
+    ToolStarted,
+    ToolUse,
+    UserMessage,
+)
 from affinity.testing import Env
 from tests.conversation.application import Chat, make, stage
 

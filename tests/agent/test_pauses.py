@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 
 import affinity
-from affinity import UserMessage, Wake
+from affinity import Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, ToolContext, run_loop, tool
-from affinity.conversation import ConfirmationAnswer
+from affinity.conversation import ConfirmationAnswer, UserMessage
 from affinity.testing import Env
 from tests.conversation.application import Chat, make
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity import UserMessage
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import UserMessage
 from affinity.testing import Env
 from tests.conversation.application import Chat, make
 from tests.support.span_exporter import traced

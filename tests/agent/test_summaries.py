@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import RetryPolicy, UserMessage, Wake
+from affinity import RetryPolicy, Wake
 from affinity.agent import ContextWindow, ModelReply, ModelRequest, run_loop
-from affinity.conversation import ContextSummary, JournalEvent
+from affinity.conversation import ContextSummary, JournalEvent, UserMessage
 from affinity.conversation.events import text_of
 from affinity.testing import Env
 

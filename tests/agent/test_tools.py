@@ -9,17 +9,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 import affinity
+from affinity import ConversationLimits
 from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, builtin_tools, run_loop, tool
 from affinity.agent.tools import BUILT_IN_NAMES, checked_arguments, in_chains, tools_by_name
-from affinity.conversation import (
-    AgentMessage,
-    ChildEnded,
-    ConversationLimits,
-    DefineOutcome,
-    ToolResult,
-    ToolUse,
-    UserMessage,
-)
+from affinity.conversation import AgentMessage, ChildEnded, DefineOutcome, ToolResult, ToolUse, UserMessage
 from affinity.errors import InvalidOptions, NotSerializable, UnknownEntry
 from affinity.limits import MAX_PAGE
 from tests.conversation.application import Chat, make, stage, until

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import affinity
-from affinity import SpanStarted, UserMessage
 from affinity.agent.transcript import in_order
+from affinity.conversation import SpanStarted, UserMessage
 from affinity.journal import JournalRetention
 from tests.conversation.application import stage
 from tests.conversation.lineage_helpers import say, words

@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from affinity import Client, UserMessage, Worker
+from affinity import Client, Worker
+from affinity.conversation import UserMessage
 from bench.asks import AskLoop
 from bench.bare import BareLoop
 from bench.chats import Chat, chat_after

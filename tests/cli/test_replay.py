@@ -15,10 +15,10 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import App, Client, Worker
+from affinity import App, Client, Worker, migrate
 from affinity.cli.help import FAILED, INTERRUPTED, MISUSED, NO_DATABASE, UNKNOWN
 from affinity.errors import AffinityError
-from affinity.provider import change_rights, migrate
+from affinity.provider import change_rights
 from tests.cli.conftest import document, launch, refused, run, succeed
 from tests.provider.roles import CLIENT, CREATE, as_role
 from tests.servers.lost_tail import Pair

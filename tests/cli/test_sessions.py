@@ -13,13 +13,12 @@ import anyio
 import click
 import pytest
 
+from affinity import SessionManager, SessionStore, open_store
 from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE, REFUSED, UNKNOWN
 from affinity.cli.sessions import sessions
-from affinity.client import open_store
 from affinity.provider.sqlite.session_store import SqliteSessionStore
-from affinity.records import SessionMetadata, SessionState, SessionStore
-from affinity.session import SessionManager
+from affinity.session import SessionMetadata, SessionState
 from tests.cli.conftest import Play, document, refused, run, succeed
 
 T = TypeVar("T")

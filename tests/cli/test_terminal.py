@@ -18,10 +18,10 @@ from typing import Final
 import click
 import pytest
 
+from affinity import RuntimeOptions, Worker
 from affinity.cli.failures import report
 from affinity.cli.help import EXIT_CODES, INTERNAL, INTERRUPTED, MISUSED, NO_DATABASE, PIPE_CLOSED
 from affinity.errors import ConnectionLost, InvalidOptions
-from affinity.worker import RuntimeOptions, Worker
 from tests.cli.conftest import launch, run, succeed
 from tests.support.apps import app as any_app
 from tests.support.worker_processes import PATIENCE, ROOT

@@ -12,10 +12,10 @@ from typing import Any, LiteralString
 import pytest
 from pydantic import BaseModel
 
-from affinity import Client, Conversations, Event, ExternalEvent, UserMessage, migrate, sync
+from affinity import Client, ConversationHandle, Conversations, Event, ExternalEvent, Start, migrate, sync
 from affinity.audit import ACTING
-from affinity.client import AuditEntry, Start
-from affinity.conversation import ConversationHandle
+from affinity.client import AuditEntry
+from affinity.conversation import UserMessage
 from affinity.errors import (
     EventIdConflict,
     InstanceExists,

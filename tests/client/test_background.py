@@ -11,8 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity import Client
-from affinity.client import ExternalEvent, Start
+from affinity import Client, ExternalEvent, Start
 from affinity.client import calls as calls_module
 from affinity.errors import (
     AccessDenied,

@@ -10,8 +10,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, Client, OrchestrationContext, batching
-from affinity.client import ExternalEvent, Start
+from affinity import App, Client, ExternalEvent, OrchestrationContext, Start, batching
 from affinity.errors import (
     ClientError,
     ConnectionLost,

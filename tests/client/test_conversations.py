@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import (
+from affinity import Client, ConversationHandle
+from affinity.client import changes
+from affinity.conversation import (
     AgentMessage,
-    Client,
     ConfirmationAnswer,
-    ConversationHandle,
     ConversationIdle,
     CustomToolResult,
     FeedItem,
@@ -26,7 +26,6 @@ from affinity import (
     UserInterrupt,
     UserMessage,
 )
-from affinity.client import changes
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.kinds import ConversationKind, ConversationLimits
 from affinity.errors import (

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from affinity import Client
-from affinity.provider import migrate, open_provider
+from affinity import Client, migrate
+from affinity.provider import open_provider
 
 
 async def _drop_client(url: str) -> None:

@@ -16,7 +16,7 @@ from affinity.journal import JournalWrite, NewRequest
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.events import GuidCreated
 from affinity.provider.contract import Provider
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import state
 from tests.client.conftest import Puppet
 from tests.support.console_app import chats

@@ -11,19 +11,10 @@ import pytest
 from anyio import to_thread
 from click.testing import CliRunner
 
-from affinity import (
-    ActivityContext,
-    App,
-    Client,
-    OrchestrationContext,
-    RetryPolicy,
-    RuntimeOptions,
-    SessionFilter,
-    Worker,
-    migrate,
-)
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker, migrate
 from affinity.cli import main
 from affinity.errors import InvalidInput, UnknownInstance
+from affinity.session import SessionFilter
 
 pytestmark = pytest.mark.anyio
 

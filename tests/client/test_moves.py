@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from affinity import Client, SessionMove
+from affinity import Client
 from affinity.client import moves
 from affinity.errors import InvalidInput
-from affinity.provider.contract import MoveFilter
+from affinity.provider.contract import MoveFilter, SessionMove
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, Client, Conversations, Event, OrchestrationContext, Wake
-from affinity.client import ExternalEvent, Start, registered
+from affinity import App, Client, Conversations, Event, ExternalEvent, OrchestrationContext, Start, Wake
+from affinity.client import registered
 from affinity.conversation import JournalEvent
 from affinity.errors import NotRegistered, NotSerializable
 from affinity.provider.contract import Incarnation, Provider, WorkerIdentity

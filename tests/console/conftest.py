@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from affinity import Client, RuntimeOptions, SessionMetadata, SessionState, Worker
+from affinity import Client, RuntimeOptions, Worker
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
+from affinity.session import SessionMetadata, SessionState
 from tests.support.console_app import app, chats, needs, shows, spoils, stays
 from tests.support.waiting import until
 

@@ -13,10 +13,10 @@ import httpx2 as httpx
 import pytest
 import uvicorn
 
-from affinity import Client
+from affinity import Client, ConversationHandle
 from affinity.client.inspection import Inspection
 from affinity.console import ALL, NONE, Access, create
-from affinity.conversation import ConversationHandle, UserMessage
+from affinity.conversation import UserMessage
 from affinity.conversation.follow import EventFeed
 from tests.console.conftest import fill
 from tests.support.console_app import chats

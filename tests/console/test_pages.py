@@ -13,13 +13,14 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from affinity import Client, SessionMetadata, SessionState, Start
+from affinity import Client, Start
 from affinity.client.inspection import Inspection
 from affinity.console import ALL, Access, create, hide_payloads, recent
 from affinity.console.pages import pages
 from affinity.console.pages.base import ROWS
 from affinity.console.payloads import MAX_SHOWN
 from affinity.conversation import UserMessage
+from affinity.session import SessionMetadata, SessionState
 from tests.console.conftest import Open, fill
 from tests.support.console_app import chats
 

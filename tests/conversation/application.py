@@ -11,6 +11,7 @@ import anyio
 from pydantic import BaseModel, Field
 
 import affinity
+from affinity.conversation import AgentMessage, UserMessage
 
 Handler = Callable[[affinity.Wake, "Chat"], Awaitable[None]]
 
@@ -26,9 +27,9 @@ async def echo(wake: affinity.Wake, chat: Chat) -> None:
     """Answer each message."""
     chat.wakes += 1
     for event in wake.events:
-        if isinstance(event, affinity.UserMessage):
+        if isinstance(event, UserMessage):
             chat.received.append(event.text)
-            wake.append(affinity.AgentMessage(f"re: {event.text}"))
+            wake.append(AgentMessage(f"re: {event.text}"))
 
 
 @dataclass

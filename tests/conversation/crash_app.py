@@ -9,7 +9,8 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, Conversations, UserMessage, Wake
+from affinity import Conversations, Wake
+from affinity.conversation import AgentMessage, UserMessage
 
 WORDS = ("each", "word", "is", "streamed")
 

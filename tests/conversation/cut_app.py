@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from affinity import AgentMessage, App, Conversations, JournalEntry, ToolConfirmation, UserMessage, Wake
-from affinity.conversation import ChildEnded, program
+from affinity import App, Conversations, Wake
+from affinity.conversation import AgentMessage, ChildEnded, JournalEntry, ToolConfirmation, UserMessage, program
 from affinity.provider.postgres.provider import PostgresProvider
 from affinity.provider.sqlite.provider import SqliteProvider
 from tests.conversation.application import Chat

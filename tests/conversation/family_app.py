@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import affinity
+from affinity.conversation import AgentMessage, ChildEnded, UserMessage
 from tests.conversation.application import Chat, echo
 
 children = affinity.Conversations(Chat, kind="child")
@@ -14,11 +15,11 @@ parents = affinity.Conversations(Chat, kind="parent")
 async def delegate(wake: affinity.Wake, chat: Chat) -> None:
     """Delegate each word, and note each end."""
     for event in wake.events:
-        if isinstance(event, affinity.UserMessage):
+        if isinstance(event, UserMessage):
             for word in event.text.split():
-                await wake.delegate(children, f"{wake.conversation_id}/{word}", affinity.UserMessage(word))
-        elif isinstance(event, affinity.ChildEnded):
-            wake.append(affinity.AgentMessage(f"{event.child} {event.outcome}"))
+                await wake.delegate(children, f"{wake.conversation_id}/{word}", UserMessage(word))
+        elif isinstance(event, ChildEnded):
+            wake.append(AgentMessage(f"{event.child} {event.outcome}"))
 
 
 app = affinity.App("family")

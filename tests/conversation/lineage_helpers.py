@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import affinity
-from affinity import AgentMessage, JournalEntry, UserMessage
+from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from tests.conversation.application import Chat
 
 LONG = 60.0

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import affinity
-from affinity import (
+from affinity import RetryPolicy, Wake
+from affinity.conversation import (
     AgentMessage,
     ConfirmationAnswer,
     CustomToolResult,
     CustomToolUse,
-    RetryPolicy,
     ToolConfirmation,
     UserMessage,
-    Wake,
 )
 from tests.conversation.application import Chat
 

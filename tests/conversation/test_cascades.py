@@ -8,7 +8,8 @@ import signal
 import anyio
 import pytest
 
-from affinity import Client, UserMessage
+from affinity import Client
+from affinity.conversation import UserMessage
 from affinity.errors import UnknownConversation
 from tests.conversation.application import until
 from tests.conversation.family_app import parents

@@ -12,8 +12,20 @@ import pytest
 from pydantic import JsonValue
 
 import affinity
-from affinity import AgentMessage, ChildEnded, RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
-from affinity.conversation import ConfirmationAnswer, ConversationIdle, attempt, writing
+from affinity import RetryPolicy
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ConfirmationAnswer,
+    ConversationIdle,
+    JournalEvent,
+    PendingRequest,
+    ToolConfirmation,
+    UserInterrupt,
+    UserMessage,
+    attempt,
+    writing,
+)
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -32,7 +44,7 @@ from tests.conversation.application import Chat, Handler, Stage, kinds, make, st
 pytestmark = pytest.mark.anyio
 
 
-class Brief(affinity.JournalEvent):
+class Brief(JournalEvent):
     topic: str
     kind: Literal["user.brief"] = "user.brief"
 
@@ -492,7 +504,7 @@ async def test_a_child_that_finishes_has_ended_though_it_has_delegated(url: str)
         assert len(await said(talk)) == 1
 
 
-async def _requests(talk: affinity.ConversationHandle) -> list[affinity.PendingRequest[Any]]:
+async def _requests(talk: affinity.ConversationHandle) -> list[PendingRequest[Any]]:
     try:
         return [*await talk.requests()]
     except UnknownConversation:
@@ -747,7 +759,7 @@ async def test_a_deletion_that_a_delegation_overtakes_notifies_the_parent(
     async def requires(wake: affinity.Wake, chat: Chat) -> None:
         for event in wake.events:
             if isinstance(event, Brief):
-                wake.require(affinity.ToolConfirmation(tool="ask", arguments={}))
+                wake.require(affinity.conversation.ToolConfirmation(tool="ask", arguments={}))
 
     child = research(requires)
     async with stage(url, parent_of(child), child) as on:

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, Client, UserMessage, Wake
+from affinity import Client, Wake
 from affinity.client import waits as client_waits
-from affinity.conversation import Reply
+from affinity.conversation import AgentMessage, Reply, UserMessage
 from affinity.conversation.handle import ConversationHandle
 from affinity.errors import WakeMisuse
 from tests.conversation.application import Chat, make, stage

@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import AgentMessage, UserMessage, Wake
-from affinity.conversation import ToolConfirmation
+from affinity import Wake
+from affinity.conversation import AgentMessage, ToolConfirmation, UserMessage
 from affinity.conversation.handle import ConversationHandle
 from affinity.errors import InvalidOptions
 from tests.conversation.application import Chat, Stage, make, stage

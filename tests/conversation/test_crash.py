@@ -16,17 +16,8 @@ from typing import Any, Final, cast
 import anyio
 import pytest
 
-from affinity import (
-    AgentMessage,
-    Client,
-    ConversationHandle,
-    FeedItem,
-    JournalEntry,
-    Reply,
-    Retracted,
-    Streamed,
-    UserMessage,
-)
+from affinity import Client, ConversationHandle
+from affinity.conversation import AgentMessage, FeedItem, JournalEntry, Reply, Retracted, Streamed, UserMessage
 from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
 from affinity.provider import open_provider

@@ -10,7 +10,8 @@ import pytest
 from anyio import to_thread
 
 import affinity
-from affinity import AgentMessage, Client, ConversationHandle, JournalEntry, SpanCompleted, UserMessage
+from affinity import Client, ConversationHandle
+from affinity.conversation import AgentMessage, JournalEntry, SpanCompleted, UserMessage
 from tests.conversation.application import Chat, until
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import WorkerProcess, Workers

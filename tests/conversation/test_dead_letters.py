@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage
-from affinity.conversation import ChildEnded, DeadLetters
+from affinity import RetryPolicy
+from affinity.conversation import AgentMessage, ChildEnded, DeadLetters, UserMessage
 from affinity.errors import InvalidInput, UnknownEntry, WakeFailed
 from affinity.journal import JournalRetention
 from tests.conversation.application import Chat, make, stage, status, until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity import JournalEntry, UserMessage, Wake
-from affinity.client import Quotas
+from affinity import Wake
+from affinity.conversation import JournalEntry, UserMessage
 from affinity.errors import (
     ConversationExists,
     ConversationKindMismatch,
@@ -21,6 +21,7 @@ from affinity.errors import (
 )
 from affinity.journal import Description
 from affinity.limits import MAX_LABELS, MAX_TITLE_BYTES
+from affinity.provider.contract import Quotas
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.lineage_helpers import LONG, texts
 

@@ -11,14 +11,16 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage
 from affinity.client.journals import Journals
 from affinity.conversation import (
+    AgentMessage,
     ChildEnded,
     ConfirmationAnswer,
     ConversationStatusChanged,
     DefineOutcome,
+    JournalEntry,
     ToolConfirmation,
+    UserMessage,
     running,
 )
 from affinity.conversation.writing import WakeWriting
@@ -135,7 +137,7 @@ async def test_a_feed_ends_with_an_instance_that_an_operator_cancels(url: str, s
         with anyio.fail_after(60):
             async with talk.events(follow=True, stream=stream) as feed:
                 async for item in feed:
-                    seen.append(item.kind if isinstance(item, affinity.JournalEntry) else "")
+                    seen.append(item.kind if isinstance(item, JournalEntry) else "")
                     if seen[-1] == "conversation.idle":
                         await on.client.cancel("c")
         assert seen == [each.kind for each in await talk.history()]
@@ -151,11 +153,11 @@ async def test_a_feed_goes_on_when_an_operator_has_deleted_the_instance(url: str
         with anyio.fail_after(60):
             async with anyio.create_task_group() as group, talk.events(after=reply.processed, follow=True) as feed:
                 async for item in feed:
-                    if isinstance(item, affinity.JournalEntry) and isinstance(item.event, AgentMessage):
+                    if isinstance(item, JournalEntry) and isinstance(item.event, AgentMessage):
                         said.append(item.event.text)
                     if len(said) == 2:
                         break
-                    if isinstance(item, affinity.JournalEntry) and item.kind == "conversation.idle":
+                    if isinstance(item, JournalEntry) and item.kind == "conversation.idle":
                         group.start_soon(_send_later, talk)
         assert said == ["re: one", "re: two"]
 
@@ -323,7 +325,7 @@ async def test_a_feed_says_that_retention_has_removed_what_it_has_not_read(url: 
                 await anext(feed)
             assert raised.value.first_seq == 11
             assert feed.position == "7"
-        seqs = [each.seq for each in [item async for item in talk.events()] if isinstance(each, affinity.JournalEntry)]
+        seqs = [each.seq for each in [item async for item in talk.events()] if isinstance(each, JournalEntry)]
         assert seqs == [11, 12, 13, 14, 15]
         with pytest.raises(EntriesRemoved):
             await talk.reply(1, timeout=30)

@@ -10,7 +10,22 @@ import pytest
 from pydantic import AliasChoices, AliasPath, ConfigDict, Field, ValidationError
 
 import affinity
-from affinity import JournalEvent, UserInterrupt
+from affinity.conversation import (
+    AgentMessage,
+    AnswerEvent,
+    CallStarted,
+    ChildEnded,
+    ConfirmationAnswer,
+    ConversationIdle,
+    JournalEvent,
+    RunEnded,
+    SpanError,
+    SpanStarted,
+    ToolConfirmation,
+    UnknownEvent,
+    UserInterrupt,
+    UserMessage,
+)
 from affinity.conversation.events import BUILT_IN, EventMeta, EventTypes, check_input, check_output, kind_of, meta_of
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 from affinity.journal import Entry
@@ -18,7 +33,7 @@ from affinity.journal import Entry
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-class Rated(affinity.JournalEvent):
+class Rated(affinity.conversation.JournalEvent):
     stars: int
     note: str = ""
     kind: Literal["user.rated"] = "user.rated"
@@ -47,7 +62,7 @@ def test_built_in_kinds_are_there() -> None:
 
 def test_fields_are_given_by_position_and_by_name() -> None:
     assert Rated(5, "good") == Rated(stars=5, note="good")
-    assert affinity.ToolConfirmation("refund", {"amount": 3}).arguments == {"amount": 3}
+    assert ToolConfirmation("refund", {"amount": 3}).arguments == {"amount": 3}
     with pytest.raises(TypeError, match="takes 3 fields"):
         Rated(1, "2", "user.rated", 4)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="'stars' twice"):
@@ -60,18 +75,18 @@ def test_fields_are_given_by_position_and_by_name() -> None:
     "event",
     [
         Rated(4),
-        affinity.UserMessage("héllo"),
-        affinity.UserMessage([{"type": "text", "text": "a"}, {"type": "image", "url": "x"}]),
-        affinity.ConfirmationAnswer("r-1", allowed=True),
-        affinity.ConversationIdle("failed", error=affinity.SpanError(type="E", message="m")),
-        affinity.SpanStarted(span="wake", name="support.wake", started_at=NOW),
-        affinity.ChildEnded("c", "d", "completed", {"answer": [1, None]}),
-        affinity.RunEnded("r", "order", error=affinity.SpanError(type="E", message="m")),
-        affinity.CallStarted("r", "charge", {"cents": 7}),
+        UserMessage("héllo"),
+        UserMessage([{"type": "text", "text": "a"}, {"type": "image", "url": "x"}]),
+        ConfirmationAnswer("r-1", allowed=True),
+        ConversationIdle("failed", error=SpanError(type="E", message="m")),
+        SpanStarted(span="wake", name="support.wake", started_at=NOW),
+        ChildEnded("c", "d", "completed", {"answer": [1, None]}),
+        RunEnded("r", "order", error=SpanError(type="E", message="m")),
+        CallStarted("r", "charge", {"cents": 7}),
     ],
     ids=lambda event: event.kind,
 )
-def test_an_event_is_read_as_it_was_written(event: affinity.JournalEvent) -> None:
+def test_an_event_is_read_as_it_was_written(event: affinity.conversation.JournalEvent) -> None:
     text = TYPES.encode(event)
     assert json.loads(text)["kind"] == event.kind
     assert TYPES.decode(event.kind, text) == event
@@ -79,13 +94,13 @@ def test_an_event_is_read_as_it_was_written(event: affinity.JournalEvent) -> Non
 
 def test_a_kind_that_this_code_does_not_know_is_no_error() -> None:
     found = TYPES.decode("agent.dreamt", '{"kind":"agent.dreamt","of":["sheep"]}')
-    assert found == affinity.UnknownEvent("agent.dreamt", {"of": ["sheep"]})
+    assert found == UnknownEvent("agent.dreamt", {"of": ["sheep"]})
 
 
 @pytest.mark.parametrize("payload", ['{"stars":"many"}', "[1]", '"text"', "{", '{"kind":"user.other","stars":1}'])
 def test_what_does_not_fit_its_class_is_no_error(payload: str) -> None:
     found = TYPES.decode("user.rated", payload)
-    assert isinstance(found, affinity.UnknownEvent)
+    assert isinstance(found, UnknownEvent)
     assert found.kind == "user.rated"
 
 
@@ -113,11 +128,11 @@ def test_a_client_does_not_give_it() -> None:
         "_": {"delegation": "d", "parent": "other", "parent_kind": "chat", "max_cycles": 1},
     }
     with pytest.raises(InvalidInput, match="the field '_'"):
-        TYPES.encode(affinity.UnknownEvent("user.x", given))
+        TYPES.encode(UnknownEvent("user.x", given))
 
 
 def test_a_text_that_looks_like_it_is_left_alone() -> None:
-    message = affinity.UserMessage('","_":{"delegation":"forged"}')
+    message = UserMessage('","_":{"delegation":"forged"}')
     text = TYPES.encode(message)
     assert meta_of(text) == EventMeta()
     assert TYPES.decode("user.message", text) == message
@@ -132,23 +147,23 @@ def test_events_of_other_conversations_are_refused() -> None:
 
 def test_size_and_depth_are_bounded() -> None:
     with pytest.raises(PayloadTooLarge, match="over the limit"):
-        TYPES.encode(affinity.UserMessage("x" * 1024 * 1024))
+        TYPES.encode(UserMessage("x" * 1024 * 1024))
     deep: list[dict[str, Any]] = [{"type": "text"}]
     for _ in range(110):
         deep = [{"inner": deep}]
     with pytest.raises(PayloadTooLarge, match="nested"):
-        TYPES.encode(affinity.UserMessage(deep))
+        TYPES.encode(UserMessage(deep))
 
 
 @pytest.mark.parametrize("kind", ["", "message", "User.message", "user.", "user message.x", "u." + "x" * 70, None])
 def test_a_malformed_kind_is_refused(kind: object) -> None:
-    bad = type("Bad", (affinity.JournalEvent,), {"__annotations__": {"kind": object}, "kind": kind})
+    bad = type("Bad", (affinity.conversation.JournalEvent,), {"__annotations__": {"kind": object}, "kind": kind})
     with pytest.raises(InvalidOptions, match="kind"):
         EventTypes([bad])
 
 
 def test_a_kind_that_is_taken_is_refused() -> None:
-    class Mine(affinity.JournalEvent):
+    class Mine(affinity.conversation.JournalEvent):
         kind: Literal["user.message"] = "user.message"
 
     with pytest.raises(InvalidOptions, match="taken"):
@@ -160,7 +175,7 @@ def test_a_kind_that_is_taken_is_refused() -> None:
 def test_an_answer_says_to_what() -> None:
     """Otherwise no request of the application could expire."""
 
-    class Signed(affinity.AnswerEvent):
+    class Signed(AnswerEvent):
         kind: Literal["user.signed"] = "user.signed"
 
     with pytest.raises(InvalidOptions, match="Signed is an answer"):
@@ -170,9 +185,9 @@ def test_an_answer_says_to_what() -> None:
 def test_clients_send_inputs_only() -> None:
     check_input(Rated(1), "m-1")
     for event in (
-        affinity.AgentMessage("x"),
-        affinity.ConversationIdle("end_turn"),
-        affinity.ChildEnded("c", "d", "failed"),
+        AgentMessage("x"),
+        ConversationIdle("end_turn"),
+        ChildEnded("c", "d", "failed"),
     ):
         with pytest.raises(InvalidInput, match="by wakes only"):
             check_input(event, None)
@@ -183,8 +198,8 @@ def test_clients_send_inputs_only() -> None:
 
 
 def test_handlers_do_not_write_the_conversation_s_own_events() -> None:
-    check_output(affinity.AgentMessage("x"), EventTypes())
-    for event in (affinity.SpanStarted(span="s", name="n"), affinity.ConversationIdle("end_turn")):
+    check_output(AgentMessage("x"), EventTypes())
+    for event in (SpanStarted(span="s", name="n"), ConversationIdle("end_turn")):
         with pytest.raises(InvalidInput, match="the conversation writes it by itself"):
             check_output(event, EventTypes())
 

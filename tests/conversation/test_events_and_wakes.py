@@ -6,13 +6,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import (
-    ConversationIdle,
-    DefineOutcome,
-    UserInterrupt,
-    UserMessage,
-    Wake,
-)
+from affinity import Wake
+from affinity.conversation import ConversationIdle, DefineOutcome, UserInterrupt, UserMessage
 from affinity.conversation.events import BUILT_IN, kind_of
 from affinity.conversation.kinds import SIGNAL
 from affinity.errors import (

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import pytest
 
 import affinity
-from affinity import AgentMessage, JournalEntry, UserMessage
+from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.errors import (
     ConversationExists,
     ConversationKindMismatch,
@@ -348,10 +348,10 @@ async def test_compress_leaves_the_summary_as_the_only_row(url: str) -> None:
 @pytest.mark.parametrize(
     ("summary", "problem"),
     [
-        (affinity.ToolUse("search"), "not ToolUse"),
+        (affinity.conversation.ToolUse("search"), "not ToolUse"),
         (" \n", "an empty summary"),
         (UserMessage([]), "an empty summary"),
-        (affinity.AgentMessage([{"type": "text", "text": " "}]), "an empty summary"),
+        (affinity.conversation.AgentMessage([{"type": "text", "text": " "}]), "an empty summary"),
     ],
 )
 async def test_compress_takes_no_calls_of_tools_and_no_empty_summary(idle: Stage, summary: Any, problem: str) -> None:

@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 import affinity
-from affinity import Client, ToolConfirmation, UnknownEvent, UserMessage, Wake
+from affinity import Client, Wake
 from affinity.client import changes, inbox
 from affinity.client.changes import AllChanges
-from affinity.conversation import CustomToolUse, RequestEvent
+from affinity.conversation import CustomToolUse, RequestEvent, ToolConfirmation, UnknownEvent, UserMessage
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import RequestFilter
 from tests.conversation.application import Chat, Stage, make, stage

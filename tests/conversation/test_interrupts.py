@@ -9,9 +9,19 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, ConfirmationAnswer, ToolConfirmation, UserInterrupt, UserMessage
+from affinity import ConversationLimits
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
-from affinity.conversation import ChildEnded, ConversationLimits, ToolUse, program
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ConfirmationAnswer,
+    SpanCompleted,
+    ToolConfirmation,
+    ToolUse,
+    UserInterrupt,
+    UserMessage,
+    program,
+)
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
@@ -120,8 +130,8 @@ async def test_an_interrupt_cancels_the_run_if_that_is_requested(url: str) -> No
         reply = await talk.reply(seq, timeout=30)
         assert cancelled.is_set()
         assert reply.text == "user.message user.interrupt"
-        spans = [each for each in await talk.history() if isinstance(each.event, affinity.SpanCompleted)]
-        assert [each.event.result for each in spans if isinstance(each.event, affinity.SpanCompleted)] == [
+        spans = [each for each in await talk.history() if isinstance(each.event, SpanCompleted)]
+        assert [each.event.result for each in spans if isinstance(each.event, SpanCompleted)] == [
             "cancelled",
             "ok",
         ]
@@ -208,7 +218,7 @@ async def test_a_terminated_conversation_takes_no_more_events(url: str) -> None:
             return (await on.client.status("c")).finished
 
         assert await until(ended)
-        spans = [each.event for each in await talk.history() if isinstance(each.event, affinity.SpanCompleted)]
+        spans = [each.event for each in await talk.history() if isinstance(each.event, SpanCompleted)]
         assert [each.result for each in spans][:1] == ["cancelled"]
         assert (await on.state()).wakes == 0
 
@@ -234,7 +244,7 @@ async def test_an_interrupt_cancels_the_first_wake_of_a_journal_that_was_recreat
         seq = await talk.interrupt(cancel_running=True)
         assert (await talk.reply(seq, timeout=15)).text == "re: new"
         spans = [each.event for each in await talk.history(kinds=["span.completed"])]
-        assert [each.result for each in spans if isinstance(each, affinity.SpanCompleted)] == ["cancelled", "ok"]
+        assert [each.result for each in spans if isinstance(each, SpanCompleted)] == ["cancelled", "ok"]
 
 
 class Shell:
@@ -350,7 +360,7 @@ async def test_a_wake_that_has_ended_is_not_cancelled(url: str, late: Late, ends
         (said,) = await until(lambda: talk.history(kinds=["agent.message"]))
         assert said.event == AgentMessage(f"c/child {'completed' if ends == 'interrupt' else 'terminated'}")
         spans = [each.event for each in await below.history(kinds=["span.completed"])]
-        results = [each.result for each in spans if isinstance(each, affinity.SpanCompleted)]
+        results = [each.result for each in spans if isinstance(each, SpanCompleted)]
         assert results == ["ok", "ok"] if ends == "interrupt" else "cancelled" not in results
 
 
@@ -394,7 +404,7 @@ async def test_two_interrupts_in_a_row_lose_no_delegation(url: str, late: Late) 
         await below.reply(seq, timeout=30)
         await until(lambda: outcomes_of(talk))
         spans = await below.history(kinds=["span.completed"])
-        results = [each.event.result for each in spans if isinstance(each.event, affinity.SpanCompleted)]
+        results = [each.event.result for each in spans if isinstance(each.event, SpanCompleted)]
         assert results == ["ok", "cancelled", "ok"]
         assert len({each.wake_id for each in spans}) == 3
         await below.ask(UserMessage("more"), timeout=30)

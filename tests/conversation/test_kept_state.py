@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
+from affinity import RetryPolicy, Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
-from affinity.conversation import ToolResult
+from affinity.conversation import AgentMessage, ToolResult, UserMessage
 from affinity.errors import SessionNotFound, SessionWriteConflict, StepFailed, WakeFailed
 from affinity.testing import Env
 

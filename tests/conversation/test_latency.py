@@ -8,7 +8,8 @@ from typing import Any, LiteralString
 import anyio
 import pytest
 
-from affinity import AgentMessage, RuntimeOptions, UserMessage, Wake
+from affinity import RuntimeOptions, Wake
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import Contention
 from affinity.journal import Appended, PendingWork
 from affinity.provider import open_provider

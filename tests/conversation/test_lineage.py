@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, JournalEntry, UserMessage
-from affinity.client import Quotas
+from affinity import SessionStore
+from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation import wake as waking
 from affinity.conversation.handle import ConversationHandle
 from affinity.errors import (
@@ -30,7 +30,8 @@ from affinity.errors import (
     WakeFailed,
 )
 from affinity.journal import JournalQuery
-from affinity.records import SessionRecord, SessionState, SessionStore
+from affinity.provider.contract import Quotas
+from affinity.session import SessionRecord, SessionState
 from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.lineage_helpers import LONG, say, texts

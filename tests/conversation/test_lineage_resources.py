@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RuntimeOptions, UserMessage
+from affinity import RuntimeOptions
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import (
     ResourceClosed,
 )

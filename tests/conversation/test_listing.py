@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import RetryPolicy, UserMessage, Wake
-from affinity.conversation import ConversationStatus, ToolConfirmation
+from affinity import RetryPolicy, Wake
+from affinity.conversation import ConversationStatus, ToolConfirmation, UserMessage
 from affinity.errors import InvalidInput, UnknownConversation, WakeFailed
 from tests.conversation.application import Chat, make, stage, status, until
 

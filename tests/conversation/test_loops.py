@@ -16,9 +16,9 @@ from pydantic import BaseModel
 import affinity
 from affinity import Client, paging
 from affinity.client import inspection, moves
-from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.errors import ClientError, InvalidInput, IterationInterrupted, UnknownConversation, WrongEventLoop
-from affinity.session import manager
+from affinity.session import SessionFilter, manager
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -179,7 +179,7 @@ async def test_a_feed_outlasts_cancelled_waits(client: Client) -> None:
             while not found or found[-1].kind != "conversation.idle":
                 waits += 1
                 found += await cancelled(feed, 0.001 * (waits % 12))
-    entries = [item.seq for item in found if isinstance(item, affinity.conversation.JournalEntry)]
+    entries = [item.seq for item in found if isinstance(item, JournalEntry)]
     assert entries == [*range(1, len(entries) + 1)]
     assert waits > len(found)
     parts = [item.value for item in found if item.kind == "stream.part"]
@@ -264,4 +264,4 @@ async def test_an_export_that_cannot_go_on_says_so(client: Client) -> None:
             await anext(export)
     assert len([line async for line in talk.export()]) > 1
     with pytest.raises(InvalidInput):
-        await anext(client.session_manager.list(affinity.SessionFilter(idle_for=-1.0)))
+        await anext(client.session_manager.list(SessionFilter(idle_for=-1.0)))

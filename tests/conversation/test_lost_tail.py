@@ -13,22 +13,11 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import (
-    AgentMessage,
-    App,
-    Client,
-    Conversations,
-    JournalEntry,
-    OrchestrationContext,
-    RuntimeOptions,
-    UserMessage,
-    Wake,
-    Worker,
-)
+from affinity import App, Client, Conversations, OrchestrationContext, RuntimeOptions, Wake, Worker, migrate
+from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation.follow import EntryNumber
 from affinity.errors import TimelineChanged, UnknownEntry
 from affinity.orchestration.typed import Event
-from affinity.provider import migrate
 from tests.conversation.application import Chat, make
 from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs

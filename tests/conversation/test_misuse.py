@@ -13,16 +13,29 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage, Wake
+from affinity import Wake
 from affinity.agent import ModelReply, ModelRequest, run_loop
-from affinity.conversation import JournalEntry, ToolConfirmation, wake_parts
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ConversationIdle,
+    JournalEntry,
+    JournalEvent,
+    Reply,
+    SpanStarted,
+    ToolConfirmation,
+    UnknownEvent,
+    UserInterrupt,
+    UserMessage,
+    wake_parts,
+)
 from affinity.errors import ConversationKindMismatch, EventIdConflict, InvalidOptions, WakeFailed, WakeMisuse
 from tests.conversation.application import Chat, echo, kinds, make, stage, until
 
 pytestmark = pytest.mark.anyio
 
 
-class Foreign(affinity.JournalEvent):
+class Foreign(JournalEvent):
     """An event that these conversations do not name."""
 
     kind: Literal["shop.foreign"] = "shop.foreign"
@@ -49,11 +62,11 @@ async def delegate_to(value: Any, wake: Wake) -> None:
     [
         (append, "hi", r"'hi' is no event: .*AgentMessage"),
         (append, UserMessage("as a client"), r"revisit\(\).*delegate\(\)"),
-        (append, affinity.UserInterrupt(), r"revisit\(\).*delegate\(\)"),
-        (append, affinity.UnknownEvent(kind="user.rated"), r"revisit\(\).*delegate\(\)"),
-        (append, affinity.ConversationIdle("end_turn"), "Return from the handler"),
-        (append, affinity.SpanStarted(span="s", name="n"), r"wake\.span\(\)"),
-        (append, affinity.ChildEnded("c", "d", "failed"), r"wake\.finish\(\)"),
+        (append, UserInterrupt(), r"revisit\(\).*delegate\(\)"),
+        (append, UnknownEvent(kind="user.rated"), r"revisit\(\).*delegate\(\)"),
+        (append, ConversationIdle("end_turn"), "Return from the handler"),
+        (append, SpanStarted(span="s", name="n"), r"wake\.span\(\)"),
+        (append, ChildEnded("c", "d", "failed"), r"wake\.finish\(\)"),
         (append, ToolConfirmation("refund"), r"wake\.require\(\)"),
         (append, Foreign(), r"events=\[\.\.\.\]"),
         (require, AgentMessage("x"), "require takes a RequestEvent"),
@@ -125,13 +138,13 @@ async def test_a_handler_that_waits_for_a_reply_of_its_own_conversation_is_refus
 
 
 async def test_what_a_handler_has_left_behind_may_ask_once_the_handler_has_ended(sqlite_url: str) -> None:
-    left: list[asyncio.Task[affinity.Reply]] = []
+    left: list[asyncio.Task[Reply]] = []
 
     async def handler(wake: Wake, chat: Chat) -> None:
         if wake.events[0] == UserMessage("first"):
             own = clients[0].conversation(conversations, wake.conversation_id)
 
-            async def later() -> affinity.Reply:
+            async def later() -> Reply:
                 await go.wait()
                 return await own.ask(UserMessage("second"), timeout=30)
 
@@ -210,7 +223,7 @@ async def test_a_handler_whose_reply_has_been_written_does_not_wait_for_its_writ
             await clients[0].conversation(conversations, "c").ask(UserMessage("and you?"), timeout=30)
         await echo(wake, chat)
 
-    async def until_said(name: str, event: affinity.JournalEvent) -> None:
+    async def until_said(name: str, event: JournalEvent) -> None:
         async with clients[0].conversation(conversations, name).events(follow=True) as feed:
             async for each in feed:
                 if isinstance(each, JournalEntry) and each.event == event:

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserInterrupt, UserMessage, Wake
-from affinity.conversation import ChildEnded
+from affinity import RetryPolicy, Wake
+from affinity.conversation import AgentMessage, ChildEnded, UserInterrupt, UserMessage
 from affinity.errors import StepFailed, WakeFailed, WakeMisuse
 from affinity.testing import Env
 from tests.conversation.application import Chat, Stage, make, stage, status, until

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity import ChildEnded, UserMessage
+from affinity.conversation import ChildEnded, UserMessage
 from affinity.errors import NotAParent, UnknownConversation
 from tests.conversation.application import Chat, Stage, echo, make, stage, status, until
 

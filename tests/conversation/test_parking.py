@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import AgentMessage, UserMessage, Wake
+from affinity import Wake
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.worker.fetcher import Fetcher
 from tests.conversation.application import Chat, stage, until
 

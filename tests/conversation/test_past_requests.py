@@ -10,15 +10,23 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, ConfirmationAnswer, JournalEntry, ToolConfirmation, UserMessage
-from affinity.conversation import UserInterrupt
+from affinity.conversation import (
+    AgentMessage,
+    AnswerEvent,
+    ConfirmationAnswer,
+    JournalEntry,
+    RequestEvent,
+    ToolConfirmation,
+    UserInterrupt,
+    UserMessage,
+)
 from affinity.errors import WakeFailed
 from tests.conversation.application import Chat, stage, status, until
 
 pytestmark = pytest.mark.anyio
 
 
-class Choice(affinity.RequestEvent):
+class Choice(RequestEvent):
     """A request of the application."""
 
     of: str
@@ -26,7 +34,7 @@ class Choice(affinity.RequestEvent):
     kind: Literal["agent.choice"] = "agent.choice"
 
 
-class Chosen(affinity.AnswerEvent):
+class Chosen(AnswerEvent):
     """Its answer."""
 
     answers = "agent.choice"
@@ -58,7 +66,7 @@ def pending(entries: Sequence[JournalEntry]) -> list[str]:
         match event:
             case ToolConfirmation() | Choice():
                 found.append(event.request_id)
-            case affinity.AnswerEvent():
+            case AnswerEvent():
                 found.remove(event.request_id)
             case UserInterrupt():
                 found.clear()

@@ -13,7 +13,8 @@ from typing import Any, Final
 import anyio
 import pytest
 
-from affinity import AgentMessage, ConversationHandle, RuntimeOptions, ToolConfirmation, UserMessage, Wake, Worker
+from affinity import ConversationHandle, RuntimeOptions, Wake, Worker
+from affinity.conversation import AgentMessage, ToolConfirmation, UserMessage
 from affinity.worker import maintenance
 from affinity.worker.retry import DatabaseHealth
 from tests.conversation.application import Chat, Stage, stage, status, until

@@ -8,8 +8,8 @@ from collections import Counter
 import anyio
 import pytest
 
-import affinity
-from affinity import Client, SpanCompleted, UserMessage
+from affinity import Client
+from affinity.conversation import SpanCompleted, Streamed, UserMessage
 from affinity.errors import WakeFailed
 from tests.conversation.application import kinds, status, until
 from tests.conversation.process_app import conversations
@@ -99,7 +99,7 @@ async def test_a_drained_worker_hands_its_wake_over_and_that_is_no_attempt(
     async def watch() -> None:
         async with talk.events(after=seq, follow=True) as feed:
             async for item in feed:
-                if isinstance(item, affinity.Streamed):
+                if isinstance(item, Streamed):
                     return streamed.set()
 
     async with anyio.create_task_group() as tasks:

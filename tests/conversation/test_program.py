@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
+from affinity import OrchestrationContext
 from affinity.conversation import program
 from affinity.conversation.kinds import SIGNAL
 from affinity.conversation.program import Program, Start
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Step
 from tests.orchestration.harness import Live, new_events

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, UserMessage
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import (
     ConversationExists,
     ConversationTerminated,
@@ -17,7 +17,7 @@ from affinity.errors import (
     UnknownConversation,
     UnknownEntry,
 )
-from affinity.records import SessionRecord
+from affinity.session import SessionRecord
 from affinity.session.stores import RetryingStore
 from tests.conversation.application import Chat, stage, until
 

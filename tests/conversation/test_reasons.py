@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import RetryPolicy, ToolConfirmation, UserInterrupt, UserMessage
+from affinity import RetryPolicy
+from affinity.conversation import ToolConfirmation, UserInterrupt, UserMessage
 from affinity.errors import InvalidApp, WaitTimeout
 from tests.conversation.application import Chat, echo, make, stage, until
 

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
+from affinity import ConversationHandle, RetryPolicy, Wake
 from affinity.conversation import (
-    ConversationHandle,
+    AgentMessage,
     Heartbeat,
     JournalEntry,
     Reply,
@@ -22,6 +22,7 @@ from affinity.conversation import (
     Retracted,
     Streamed,
     UserInterrupt,
+    UserMessage,
 )
 from affinity.errors import ConversationTerminated, InvalidInput, UnknownEntry, WakeFailed, WakeMisuse
 from tests.conversation.application import Chat, stage

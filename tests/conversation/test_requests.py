@@ -8,7 +8,16 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, ConfirmationAnswer, CustomToolResult, CustomToolUse, ToolConfirmation, UserMessage
+from affinity.conversation import (
+    AgentMessage,
+    AnswerEvent,
+    ConfirmationAnswer,
+    CustomToolResult,
+    CustomToolUse,
+    RequestEvent,
+    ToolConfirmation,
+    UserMessage,
+)
 from affinity.errors import InvalidInput, RequestNotPending, WakeFailed
 from tests.conversation.application import Chat, kinds, stage, status, until
 
@@ -144,12 +153,12 @@ async def test_a_request_without_an_answer_in_time_counts_as_refused(url: str) -
 
 
 async def test_a_request_of_the_application_is_answered_and_expires(sqlite_url: str) -> None:
-    class Choice(affinity.RequestEvent):
+    class Choice(RequestEvent):
         options: list[str]
         request_id: str = ""
         kind: Literal["agent.choice"] = "agent.choice"
 
-    class Chosen(affinity.AnswerEvent):
+    class Chosen(AnswerEvent):
         answers = "agent.choice"
 
         option: str

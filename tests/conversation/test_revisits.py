@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage
+from affinity import RetryPolicy
+from affinity.conversation import AgentMessage, SpanStarted, UserMessage
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 from tests.conversation.application import Chat, stage, status, until
 
@@ -36,7 +37,7 @@ async def test_a_revisit_runs_when_it_is_due_with_its_arguments(url: str) -> Non
         (begun,) = [
             each.event
             for each in await talk.history(kinds=["span.started"])
-            if isinstance(each.event, affinity.SpanStarted) and each.event.revisits
+            if isinstance(each.event, SpanStarted) and each.event.revisits
         ]
         assert begun.revisits == ["nudge"]
 

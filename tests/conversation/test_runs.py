@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, CallEnded, ConversationHandle, RetryPolicy, RunEnded, UserMessage, Wake
-from affinity.conversation import CallStarted, RunStarted
+from affinity import ConversationHandle, RetryPolicy, Wake
+from affinity.conversation import AgentMessage, CallEnded, CallStarted, ChildEnded, RunEnded, RunStarted, UserMessage
 from affinity.errors import (
     ConversationTerminated,
     InvalidId,
@@ -295,7 +295,7 @@ async def test_a_child_works_until_what_it_has_started_has_ended(url: str) -> No
         for event in wake.events:
             if isinstance(event, UserMessage):
                 await wake.delegate(child, "c/child", event)
-            elif isinstance(event, affinity.ChildEnded):
+            elif isinstance(event, ChildEnded):
                 wake.append(AgentMessage(str(event.result)))
 
     async with stage(url, handler, child, work.app) as on:

@@ -12,7 +12,16 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, ChildEnded, ConfirmationAnswer, RetryPolicy, ToolConfirmation, UserMessage, Wake
+from affinity import RetryPolicy, Wake
+from affinity.conversation import (
+    AgentMessage,
+    ChildEnded,
+    ConfirmationAnswer,
+    Reply,
+    ToolConfirmation,
+    UserInterrupt,
+    UserMessage,
+)
 from affinity.errors import ConversationTerminated, InvalidInput, WaitTimeout, WakeFailed
 from affinity.testing import Env
 from tests.conversation.application import Chat, Handler, make, stage, until
@@ -76,7 +85,7 @@ async def test_it_waits_for_an_answer_and_for_further_inputs(url: str) -> None:
                 wake.require(ToolConfirmation("refund"))
 
     async with stage(url, handler) as on:
-        talk, replies = on.talk(), list[affinity.Reply]()
+        talk, replies = on.talk(), list[Reply]()
 
         async def ask() -> None:
             replies.append(await talk.ask(UserMessage("go"), until="settled", timeout=PATIENCE))
@@ -145,7 +154,7 @@ async def test_a_fork_does_not_wait_for_the_children_of_its_origin(url: str) -> 
         talk = on.talk()
         await talk.ask(UserMessage("go"), timeout=PATIENCE)
         fork = await talk.fork("fork")
-        reply = await fork.ask(affinity.UserInterrupt(), until="settled", timeout=PATIENCE)
+        reply = await fork.ask(UserInterrupt(), until="settled", timeout=PATIENCE)
         assert reply.stop_reason == "end_turn"
         may_end.set()
 

@@ -12,16 +12,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import (
-    AgentMessage,
-    ChildEnded,
-    Resource,
-    RetryPolicy,
-    ToolConfirmation,
-    UserInterrupt,
-    UserMessage,
-    Wake,
-)
+from affinity import Resource, RetryPolicy, Wake
+from affinity.conversation import AgentMessage, ChildEnded, ToolConfirmation, UserInterrupt, UserMessage
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,

@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
-from affinity.conversation import ChildDelegated, ChildEnded, ConversationLimits, ToolConfirmation
+from affinity import ConversationLimits, RetryPolicy, Wake
+from affinity.conversation import AgentMessage, ChildDelegated, ChildEnded, ToolConfirmation, UserMessage
 from affinity.errors import (
     NotSerializable,
     SessionWriteConflict,

@@ -11,10 +11,9 @@ from itertools import count
 import anyio
 import pytest
 
-from affinity import AgentMessage, App, Client, Conversations, RuntimeOptions, UserMessage, Wake, Worker
-from affinity.conversation import Retracted, Streamed
+from affinity import App, Client, Conversations, RuntimeOptions, Wake, Worker, migrate
+from affinity.conversation import AgentMessage, Retracted, Streamed, UserMessage
 from affinity.errors import ProviderError
-from affinity.provider import migrate
 from tests.conversation.application import Chat, make
 from tests.servers.base import PostgresServer
 from tests.servers.programs import programs

@@ -18,12 +18,20 @@ from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, SpanCompleted, SpanStarted, UserMessage, telemetry
-from affinity.conversation import shown_trace
+from affinity import RetryPolicy, telemetry
+from affinity.conversation import (
+    AgentMessage,
+    ConversationIdle,
+    JournalEntry,
+    SpanCompleted,
+    SpanStarted,
+    UserMessage,
+    shown_trace,
+)
 from affinity.errors import SessionWriteConflict
 from affinity.journal import JournalWrite
 from affinity.provider.contract import WorkLock
-from affinity.records import StateWrite
+from affinity.session import StateWrite
 from affinity.testing import Env
 from affinity.worker.commits import Commits
 from tests.conversation.application import Chat, kinds, make, stage
@@ -78,7 +86,7 @@ async def test_a_wake_and_its_tools_have_spans_with_times_attempt_worker_and_err
         assert {each.attempt for each in begun.values()} == {2}
 
 
-def split(entries: list[affinity.JournalEntry]) -> tuple[list[affinity.JournalEntry], list[affinity.JournalEntry]]:
+def split(entries: list[JournalEntry]) -> tuple[list[JournalEntry], list[JournalEntry]]:
     """The entries of two attempts."""
     end = kinds(entries).index("conversation.status_changed") + 1
     return entries[:end], entries[end:]
@@ -97,7 +105,7 @@ async def test_a_trace_that_fails_is_closed_and_says_so(url: str) -> None:
         assert kinds(history) == ["span.started", "span.completed", "conversation.idle"]
         assert isinstance(history[1].event, SpanCompleted)
         assert history[1].event.result == "error"
-        assert isinstance(history[2].event, affinity.ConversationIdle)
+        assert isinstance(history[2].event, ConversationIdle)
         assert history[2].event.stop_reason == "failed"
 
 

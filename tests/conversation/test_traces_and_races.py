@@ -6,15 +6,14 @@ import anyio
 import pytest
 
 import affinity
-from affinity import (
+from affinity import RetryPolicy, Wake
+from affinity.conversation import (
     AgentMessage,
     ConversationIdle,
-    RetryPolicy,
     SpanCompleted,
     SpanStarted,
     ToolConfirmation,
     UserMessage,
-    Wake,
 )
 from affinity.errors import (
     WakeFailed,

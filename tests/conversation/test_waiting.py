@@ -9,16 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import (
-    AgentMessage,
-    ChildEnded,
-    ConfirmationAnswer,
-    ConversationHandle,
-    RetryPolicy,
-    ToolConfirmation,
-    UserMessage,
-    Wake,
-)
+from affinity import ConversationHandle, RetryPolicy, Wake
+from affinity.conversation import AgentMessage, ChildEnded, ConfirmationAnswer, ToolConfirmation, UserMessage
 from affinity.errors import NotAParent, RequestNotPending, UnknownConversation
 from tests.conversation.application import Chat, Stage, make, stage, status, until
 

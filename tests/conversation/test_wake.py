@@ -12,8 +12,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, UserMessage, Wake
-from affinity.conversation import program
+from affinity import RetryPolicy, Wake
+from affinity.conversation import AgentMessage, SpanCompleted, UserMessage, program
 from affinity.conversation.kinds import SIGNAL
 from affinity.conversation.running import WakeRunner
 from affinity.errors import InvalidApp, InvalidInput, InvalidOptions, PayloadTooLarge, SessionError, WakeFailed
@@ -85,7 +85,7 @@ async def test_a_handler_that_raises_is_retried_by_its_policy(url: str) -> None:
         assert (await on.state()).received == ["half"]
         entries = [*(await on.talk().trace(reply.wake_id))]
         assert kinds(entries).count("agent.message") == 1
-        assert [each.event.result for each in entries if isinstance(each.event, affinity.SpanCompleted)] == [
+        assert [each.event.result for each in entries if isinstance(each.event, SpanCompleted)] == [
             "error",
             "error",
             "ok",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import affinity
-from affinity import AgentMessage, RetryPolicy, ToolConfirmation, UserMessage
-from affinity.conversation import DeadLetters, JournalEntry, Reply
+from affinity import RetryPolicy
+from affinity.conversation import AgentMessage, DeadLetters, JournalEntry, Reply, ToolConfirmation, UserMessage
 from affinity.errors import WakeFailed
 from tests.conversation.application import Chat, stage, status, until
 from tests.support.statements import execute

@@ -13,8 +13,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from affinity import Client
-from affinity.client import open_store
+from affinity import Client, open_store
 from affinity.demo.app import THINK_SECONDS, Transcript, TranscriptLine, TurnReply, transcripts_of
 from affinity.demo.conversations import (
     DATASET_SIZE,
@@ -37,7 +36,7 @@ from affinity.demo.run import (
 )
 from affinity.errors import InvalidOptions
 from affinity.provider.contract import SessionMove
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from tests.support.extras import needs
 
 pytestmark = needs("chitchat_dataset")

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from affinity import MemorySessionStore
 from affinity.client.views import instance_of, record_of
 from affinity.demo.app import StoredTranscript, Summary, TranscriptLine, TurnReply, read_transcript, transcripts_of
 from affinity.demo.conversations import ChatMessage, Conversation, digests
@@ -16,8 +17,7 @@ from affinity.demo.verify import ConversationRecord, Verdict, read_record, verif
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from affinity.provider.contract import InstanceInfo
-from affinity.records import SessionState
-from affinity.session import MemorySessionStore
+from affinity.session import SessionState
 
 CHAT = Conversation("chat", (ChatMessage("ann", ("hello",)), ChatMessage("bob", ("hi",))))
 SCHEDULED = ev.ActivityScheduled("turn", "{}", session_id="s")

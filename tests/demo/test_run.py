@@ -17,7 +17,7 @@ import pytest
 
 from affinity import Client
 from affinity.demo.display import LEASE_SECONDS, RECOVERY_SLACK
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from tests.support.extras import needs
 
 pytestmark = needs("chitchat_dataset")

@@ -10,8 +10,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from affinity import Client
-from affinity.provider import migrate
+from affinity import Client, migrate
 from tests.deploy.kustomize import DEPLOY, build
 from tests.deploy.load import FOLDER, Count, Served, go_on, read_served
 from tests.deploy.pods import Pod

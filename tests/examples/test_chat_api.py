@@ -11,6 +11,7 @@ import httpx2 as httpx
 import pytest
 
 import affinity
+from affinity.conversation import UserMessage
 from examples.chat_api.chat import app, chats
 from tests.support.web import ServerEvent, events_of, holder_of, post, serve, until
 from tests.support.worker_processes import PATIENCE, Workers, open_workers
@@ -163,8 +164,8 @@ async def test_a_question_behind_a_cancellation_is_answered(any_url: str) -> Non
     await affinity.migrate(any_url)
     async with affinity.Client(any_url) as client:
         talk = client.conversation(chats, "ann")
-        await talk.send(affinity.UserMessage("one"))
+        await talk.send(UserMessage("one"))
         await talk.interrupt(cancel_running=True)
-        seq = await talk.send(affinity.UserMessage("two"))
+        seq = await talk.send(UserMessage("two"))
         async with affinity.Worker(app, any_url):
             assert (await talk.reply(seq, timeout=PATIENCE)).text == "you said 'two'"

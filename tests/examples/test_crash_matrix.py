@@ -16,7 +16,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity.conversation import AgentMessage, ConversationHandle, UserMessage
+from affinity import ConversationHandle
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.session.transfer import readable
 from affinity.testing import Env, crash_matrix
 from affinity.testing.crashes import MODES

@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import affinity
+from affinity.conversation import UserMessage
 from examples.local_llm.__main__ import main
 from examples.local_llm.chats import Chat, ChatCodec, TimedTurn
 from examples.local_llm.model import Completion, Message, Model, missing_packages
@@ -95,9 +96,9 @@ async def test_a_message_behind_an_interrupt_is_answered(any_url: str) -> None:
     await affinity.migrate(any_url)
     async with affinity.Client(any_url) as client:
         talk = client.conversation(talks, "tea")
-        await talk.send(affinity.UserMessage("one"))
+        await talk.send(UserMessage("one"))
         await talk.interrupt(cancel_running=True)
-        seq = await talk.send(affinity.UserMessage("two"))
+        seq = await talk.send(UserMessage("two"))
         async with affinity.Worker(app, any_url):
             assert (await talk.reply(seq, timeout=PATIENCE)).text == "two"
 

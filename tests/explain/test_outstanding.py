@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.explain.outstanding import Outstanding
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.wire import encode_event
 from tests.orchestration.harness import Live

@@ -19,7 +19,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.records import SessionRecord, SessionState
+from affinity.session import SessionRecord, SessionState
 from affinity_conformance.providers.builders import count_rows
 from tests.model import steps as do
 from tests.model.databases import ModelDatabase

@@ -30,7 +30,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import StateWrite
+from affinity.session import StateWrite
 from tests.model.journals import ModelJournal
 
 # No sum of whole seconds, by which plans let time pass, comes near the end of one of these.

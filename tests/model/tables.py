@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from pydantic_core import from_json, to_json
 
-from affinity import App
+from affinity import App, OrchestrationContext
 from affinity.errors import ConnectionLost, ProviderError
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.events import ActivityCompleted, EventRaised, EventSent, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, ActivityTask, decode_task, encode_message

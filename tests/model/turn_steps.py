@@ -22,7 +22,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.records import StateWrite
+from affinity.session import StateWrite
 from affinity_conformance.providers.builders import new_instance, turn
 from tests.model import steps as do
 from tests.model.cluster_state import (

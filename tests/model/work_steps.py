@@ -18,7 +18,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkItem,
 )
-from affinity.records import SessionState, StateWrite
+from affinity.session import SessionState, StateWrite
 from affinity_conformance.providers.builders import profile
 from tests.model import steps as do
 from tests.model.cluster_state import (

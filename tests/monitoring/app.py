@@ -10,9 +10,9 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
+from affinity import MemorySessionStore
 from affinity.conversation import AgentMessage, UserMessage
-from affinity.records import SessionRecord
-from affinity.session import MemorySessionStore
+from affinity.session import SessionRecord
 
 HYDRATE_SECONDS = 6.0
 

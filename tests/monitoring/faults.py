@@ -11,10 +11,10 @@ from typing import Any, Final
 import anyio
 import psycopg
 
-from affinity.client import Quotas
 from affinity.conversation import UserMessage
 from affinity.errors import AffinityError
 from affinity.provider import open_provider
+from affinity.provider.contract import Quotas
 from affinity.provider.postgres.provider import PostgresProvider
 from tests.monitoring.app import chats, counts
 from tests.monitoring.fleet import WORKERS, Fleet

@@ -13,7 +13,7 @@ from typing import Final
 
 import anyio
 
-from affinity.provider import migrate
+from affinity import migrate
 from tests.monitoring.faults import FAULTS
 from tests.monitoring.fleet import Recording, open_fleet
 from tests.monitoring.rules import exported_selectors

@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from affinity import App
+from affinity import ActivityContext, App, OrchestrationCancelledSignal, OrchestrationContext, RetryPolicy
 from affinity.errors import ActivityError
-from affinity.orchestration import ActivityContext, OrchestrationCancelledSignal, OrchestrationContext, RetryPolicy
 
 app = App("samples")
 

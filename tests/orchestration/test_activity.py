@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from affinity import ActivityCancelledSignal, ActivityContext, RetryPolicy
 from affinity.errors import (
     ActivityMisuse,
     AffinityError,
@@ -18,7 +19,6 @@ from affinity.errors import (
     PayloadTooLarge,
     SessionSelfConflict,
 )
-from affinity.orchestration import ActivityCancelledSignal, ActivityContext, RetryPolicy
 
 
 def context(**fields: Any) -> ActivityContext:

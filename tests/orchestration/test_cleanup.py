@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.errors import ActivityFailed, Nondeterminism
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affinity import BranchCancelledSignal, OrchestrationContext
 from affinity.errors import ActivityCancelled, ActivityError, ErrorDetails, OrchestrationCancelled, OrchestrationMisuse
-from affinity.orchestration import BranchCancelledSignal, OrchestrationContext
 from affinity.orchestration import events as ev
 
 from .harness import Live, new_events, run

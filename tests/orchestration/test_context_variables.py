@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import context as spans
 from pydantic import BaseModel, field_validator
 
-from affinity.orchestration import OrchestrationContext
+from affinity import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.telemetry import current_session_id

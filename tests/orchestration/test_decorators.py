@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import affinity
-from affinity.conversation import Conversations
+from affinity import Conversations
 from affinity.errors import InvalidApp
 from affinity.orchestration.definitions import definition_of
 

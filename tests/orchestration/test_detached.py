@@ -6,9 +6,9 @@ from zlib import crc32
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.errors import InvalidId, InvalidInput, Nondeterminism, OrchestrationMisuse
 from affinity.limits import MAX_ID_BYTES
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ANY_EXECUTION

@@ -14,10 +14,11 @@ from uuid import UUID
 import pytest
 from pydantic import SecretStr
 
+from affinity import OrchestrationContext
 from affinity.errors import ActivityFailed, OrchestrationFailed
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES
-from affinity.orchestration import OrchestrationContext, failures
 from affinity.orchestration import events as ev
+from affinity.orchestration import failures
 from affinity.orchestration.failures import recorded, stack_of
 from affinity.orchestration.wire import decode_event, encode_event
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.errors import InvalidId, InvalidOptions, Nondeterminism
 from affinity.limits import MAX_HOLD_SECONDS
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 

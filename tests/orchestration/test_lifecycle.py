@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationCancelledSignal, OrchestrationContext
 from affinity.errors import ExecutionLimitReached, NotSerializable
-from affinity.orchestration import OrchestrationCancelledSignal, OrchestrationContext, history
 from affinity.orchestration import events as ev
+from affinity.orchestration import history
 from affinity.orchestration.engine import Execution
 
 from .harness import Live, define, new_events, run

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from affinity import App
+from affinity import ActivityContext, App, DurableFuture, OrchestrationContext
 from affinity.errors import InvalidId, OrchestrationMisuse
-from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext
 from affinity.orchestration import events as ev
 
 from .harness import Live, run

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationContext, SessionMoved
 from affinity.errors import InvalidId, Nondeterminism, NotSerializable
-from affinity.orchestration import OrchestrationContext, SessionMoved
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.waits import MOVED as MOVED_CODEC

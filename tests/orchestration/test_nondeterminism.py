@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.errors import Nondeterminism
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from affinity import App
+from affinity import ActivityContext, App, Event, OrchestrationContext
 from affinity.errors import AffinityError
-from affinity.orchestration import ActivityContext, Event, OrchestrationContext
 from affinity.orchestration import events as ev
 
 from .harness import Live, run

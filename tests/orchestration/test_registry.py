@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from affinity import App
+from affinity import ActivityContext, App, OrchestrationContext, SessionCache
 from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_BYTES
-from affinity.orchestration import ActivityContext, OrchestrationContext
 from affinity.orchestration.app import digest_of
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition, definition_of
-from affinity.session import SessionCache
 
 if TYPE_CHECKING:
     from affinity.somewhere import OnlyForTypeCheckers  # type: ignore[import-not-found]

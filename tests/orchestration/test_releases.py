@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from affinity import OrchestrationContext
 from affinity.errors import InvalidId, Nondeterminism, OrchestrationMisuse
-from affinity.orchestration import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 

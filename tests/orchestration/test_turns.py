@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, errors
+from affinity import ActivityContext, App, OrchestrationContext, RetryPolicy, errors
 from affinity.errors import ErrorDetails, InvalidId, InvalidInput, InvalidOptions, NotSerializable
 from affinity.limits import MAX_TIMER_SECONDS
-from affinity.orchestration import ActivityContext, OrchestrationContext, RetryPolicy
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.telemetry import SESSION_ATTRIBUTE, current_session_id, session_scope

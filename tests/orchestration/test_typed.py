@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from affinity import App
+from affinity import App, Event, OrchestrationContext
 from affinity.errors import InvalidApp, InvalidId, InvalidOptions, Nondeterminism, NotSerializable, OrchestrationMisuse
-from affinity.orchestration import Event, OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ANY_EXECUTION

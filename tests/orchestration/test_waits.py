@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from affinity import App
+from affinity import App, OrchestrationContext
 from affinity.errors import ExecutionLimitReached
-from affinity.orchestration import OrchestrationContext, engine
+from affinity.orchestration import engine
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution
 

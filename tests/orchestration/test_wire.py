@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from affinity import RetryPolicy
 from affinity.errors import ErrorDetails, NotSerializable, PayloadTooLarge
 from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
-from affinity.orchestration import RetryPolicy
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.failures import details_of

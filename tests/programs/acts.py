@@ -12,7 +12,7 @@ import anyio.to_thread
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from affinity.client import ExternalEvent, Start
+from affinity import ExternalEvent, Start
 from affinity.errors import (
     Contention,
     InstanceFinished,

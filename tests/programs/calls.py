@@ -16,9 +16,8 @@ from typing import Any, Final
 
 import anyio
 
-from affinity import Client
-from affinity.client import ExternalEvent
-from affinity.conversation import ConversationHandle, Reply
+from affinity import Client, ConversationHandle, ExternalEvent
+from affinity.conversation import Reply
 from affinity.conversation.follow import EntryNumber
 from affinity.conversation.wake_parts import _handling
 from affinity.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio.to_thread
 
-from affinity.provider import migrate
+from affinity import migrate
 from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import Target
 from affinity.testing.env.postgres import SETTINGS, PostgresDatabase

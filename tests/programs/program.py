@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, TypeAlias
 
-from affinity.worker import RuntimeOptions
+from affinity import RuntimeOptions
 
 FaultKind: TypeAlias = Literal["before", "behind", "lost", "refuse", "takeover", "stall", "outage"]
 """Faults at a commit of a worker:

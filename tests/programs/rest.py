@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from affinity.explain import Explainer
+from affinity.explain.reasons import Explainer
 from affinity.testing import Env
 from tests.programs import rest_data, rest_work
 from tests.programs.tables import Rule, Tables, read_tables

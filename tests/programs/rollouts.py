@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import affinity
-from affinity.client import Instance
+from affinity import Instance
 from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv

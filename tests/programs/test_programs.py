@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from affinity import App, Wake, errors
+from affinity import App, ConversationHandle, Wake, errors
 from affinity.agent.loop import _Loop
 from affinity.client import waits
-from affinity.conversation import ConversationHandle, lineage
+from affinity.conversation import lineage
 from affinity.conversation.attempt import Attempt
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.lineage import CreationPlanner

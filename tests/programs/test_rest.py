@@ -11,6 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+from affinity.conversation import AgentMessage, ToolConfirmation, UserMessage
+from affinity.session import SessionMetadata
 from affinity.testing import Env
 from tests.programs.rest import RULES, NotAtRest, check, check_queues, find
 from tests.programs.rest_work import misplaced
@@ -29,8 +31,8 @@ class Chat(BaseModel):
     said: list[str] = []
 
 
-def described(chat: Chat) -> affinity.SessionMetadata:
-    return affinity.SessionMetadata(labels={"tier": "gold"}, participants=("ann",))
+def described(chat: Chat) -> SessionMetadata:
+    return SessionMetadata(labels={"tier": "gold"}, participants=("ann",))
 
 
 chats = affinity.Sessions(Chat, kind="chat", metadata=described)
@@ -43,12 +45,12 @@ hello = affinity.Event("hello", str, reply=str)
 @support.on_wake
 async def respond(wake: affinity.Wake, chat: Chat) -> None:
     for event in wake.events:
-        if isinstance(event, affinity.UserMessage) and event.text == "ask":
-            wake.require(affinity.ToolConfirmation(tool="refund", arguments={}))
-        elif isinstance(event, affinity.UserMessage) and event.text == "delegate":
-            await wake.delegate(support, f"{wake.conversation_id}/child", affinity.UserMessage("ask"))
+        if isinstance(event, UserMessage) and event.text == "ask":
+            wake.require(ToolConfirmation(tool="refund", arguments={}))
+        elif isinstance(event, UserMessage) and event.text == "delegate":
+            await wake.delegate(support, f"{wake.conversation_id}/child", UserMessage("ask"))
         else:
-            wake.append(affinity.AgentMessage("yes"))
+            wake.append(AgentMessage("yes"))
 
 
 app.include(support)
@@ -107,16 +109,16 @@ async def fill(env: Env) -> None:
     await (await client.start(remembering, "s", instance_id="r")).wait()
     await client.start(again, 2, instance_id="a")
     talk = client.conversation(support, "c")
-    await talk.ask(affinity.UserMessage("hello"), title="Hello", owner="ann", labels={"tier": "gold"})
+    await talk.ask(UserMessage("hello"), title="Hello", owner="ann", labels={"tier": "gold"})
     for text in ("ask", "delegate"):
-        await client.conversation(support, text).ask(affinity.UserMessage(text))
-    await (await talk.fork("f1")).ask(affinity.UserMessage("more"))
+        await client.conversation(support, text).ask(UserMessage(text))
+    await (await talk.fork("f1")).ask(UserMessage("more"))
     await (await talk.fork("f2")).delete()
     await (await client.conversation(support, "f1").fork("f3")).terminate()
     await client.conversation(support, "f1").delete()
     await client.start("unknown", instance_id="u")
     await env.run_until_idle()  # until it is suspended
-    await talk.ask(affinity.UserMessage("hello again"))  # a worker holds the session again
+    await talk.ask(UserMessage("hello again"))  # a worker holds the session again
     await env.run_until_idle()
 
 

@@ -29,7 +29,7 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.provider.postgres import PostgresProvider
-from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.session import SessionMetadata, SessionState, StateWrite
 from affinity_conformance.providers.builders import TIMEOUTS, message_ids, timer, work_item
 from affinity_conformance.providers.kernel.ordering import ordered
 from affinity_conformance.providers.kernel.resets import reset

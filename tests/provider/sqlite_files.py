@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from affinity.provider import migrate
+from affinity import migrate
 from tests.support.waiting import run_on_a_thread
 
 NEW_TOKEN: Final = "UPDATE timeline SET token = lower(hex(randomblob(16)))"  # noqa: S105 -- of the timeline

@@ -20,18 +20,8 @@ from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from pydantic import BaseModel
 
-from affinity import (
-    ActivityContext,
-    AgentMessage,
-    App,
-    Client,
-    Conversations,
-    OrchestrationContext,
-    UserMessage,
-    Wake,
-    Worker,
-)
-from affinity.conversation import events
+from affinity import ActivityContext, App, Client, Conversations, OrchestrationContext, Wake, Worker
+from affinity.conversation import AgentMessage, UserMessage, events
 from affinity.conversation.events import EventTypes
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.errors import InvalidId, OrchestrationCancelled

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 import pytest
 
-from affinity import Client
+from affinity import Client, migrate
 from affinity.errors import (
     AccessDenied,
     ConnectionLost,
@@ -30,11 +30,11 @@ from affinity.errors import (
     SchemaMismatch,
     StatementTimeout,
 )
-from affinity.provider import has_password, inspect_schema, migrate, open_provider, redact
+from affinity.provider import has_password, inspect_schema, open_provider, redact
 from affinity.provider.postgres.driver.errors import FIRST_WRITE, classify
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver import errors
-from affinity.records import SessionState
+from affinity.session import SessionState
 from tests.provider.harnesses import sqlite_error
 from tests.provider.postgres_stage import administrator, opened, registered, terminate
 from tests.servers import PostgresServer
@@ -153,7 +153,7 @@ NO_MEMORY: Final = """
 import asyncio, sqlite3, sys
 from pathlib import Path
 from affinity.provider.sqlite import SqliteProvider
-from affinity.records import SessionState
+from affinity.session import SessionState
 
 async def main():
     provider = await SqliteProvider.open(Path(sys.argv[1]))

@@ -14,11 +14,11 @@ from typing import Any, Final, LiteralString
 import psycopg
 import pytest
 
+from affinity import SessionManager
 from affinity.limits import DELETE_STEP, MAX_PAGE
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.wire import Params
-from affinity.records import SessionFilter, SessionState
-from affinity.session import SessionManager
+from affinity.session import SessionFilter, SessionState
 from affinity_conformance.providers.builders import ITEM_LOCK, state, work_item
 from tests.provider.postgres_plans import AUTO_EXPLAIN, collect_plans, rows_read
 from tests.provider.postgres_stage import administrator, opened, registered

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 import psycopg
 import pytest
 
-from affinity.provider import migrate, open_provider
+from affinity import migrate
+from affinity.provider import open_provider
 from affinity.provider.contract import MoveFilter, MoveReport, Provider, Retention
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from affinity import migrate
 from affinity.errors import PoolerRefused, ProviderError
-from affinity.provider import inspect_schema, migrate
+from affinity.provider import inspect_schema
 from affinity.provider.contract import InstanceFilter
 from affinity.provider.postgres import PostgresProvider
 from tests.provider.postgres_stage import registered

@@ -37,7 +37,7 @@ from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.streams import _JournalListener, _notices
-from affinity.records import SessionState
+from affinity.session import SessionState
 from affinity_conformance.providers.builders import (
     ORCHESTRATION,
     TIMEOUTS,

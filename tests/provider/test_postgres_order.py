@@ -11,7 +11,8 @@ import anyio
 import psycopg
 import pytest
 
-from affinity.provider import change_rights, migrate
+from affinity import migrate
+from affinity.provider import change_rights
 from affinity.provider.contract import WorkKey
 from affinity_conformance.providers.cluster import concurrently
 from affinity_conformance.providers.kernel.ordering import drained, ordered, queue

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import IdleSession, InstanceFilter, InstanceStatus, InstanceUpdate
-from affinity.records import SessionFilter, SessionState
+from affinity.session import SessionFilter, SessionState
 from affinity_conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
 from tests.provider.postgres_stage import (

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from affinity import Client, Worker
+from affinity import Client, Worker, migrate
 from affinity.errors import SchemaMismatch
-from affinity.provider import change_rights, inspect_schema, migrate, open_provider
+from affinity.provider import change_rights, inspect_schema, open_provider
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.target import PINNED, Target
 from tests.servers import PostgresServer

@@ -12,8 +12,8 @@ import anyio
 import psycopg
 import pytest
 
+from affinity import migrate
 from affinity.errors import ConnectionLost
-from affinity.provider import migrate
 from affinity.provider.contract import NewInstance
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections

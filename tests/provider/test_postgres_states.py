@@ -12,6 +12,7 @@ from typing import Any, Final
 import psycopg
 import pytest
 
+from affinity import SessionStore
 from affinity.errors import Contention, SessionWriteConflict
 from affinity.provider.contract import (
     SessionHold,
@@ -19,7 +20,7 @@ from affinity.provider.contract import (
     WorkItem,
 )
 from affinity.provider.postgres import PostgresProvider
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore, StateWrite
+from affinity.session import SessionMetadata, SessionRecord, SessionState, StateWrite
 from affinity_conformance.providers.builders import TIMEOUTS, turn, work_item
 from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import SOMEBODY_WAITS, Stage, administrator, opened, registered, staged, until

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from affinity import migrate
 from affinity.errors import DatabaseChanged
-from affinity.provider import change_rights, migrate
+from affinity.provider import change_rights
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.timeline import SeenTimeline, Timeline
 from tests.provider.postgres_stage import administrator, registered

@@ -25,7 +25,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.records import ActivityRun, StateWrite
+from affinity.records import ActivityRun
+from affinity.session import StateWrite
 from affinity_conformance.providers.builders import state, state_write, turn, work_item
 from affinity_conformance.providers.conversation.driver import (
     KIND,

@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 import affinity
+from affinity import migrate
 from affinity.cli import main
 from affinity.errors import InvalidOptions, InvalidUrl, SchemaMismatch
-from affinity.provider import change_rights, inspect_schema, migrate, open_provider
+from affinity.provider import change_rights, inspect_schema, open_provider
 from tests.examples.blocks import CONTEXTS, ROOT, blocks_of
 
 PAGE: Final = ROOT / "docs" / "understand" / "provider-contract.md"

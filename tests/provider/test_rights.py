@@ -27,16 +27,18 @@ from affinity import (
     Conversations,
     OrchestrationContext,
     RuntimeOptions,
-    UserMessage,
+    Start,
     Worker,
+    migrate,
 )
 from affinity.cli import main
-from affinity.client import Start, requests
+from affinity.client import requests
 from affinity.console import create
+from affinity.conversation import UserMessage
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.journal import JournalCreation
-from affinity.provider import change_rights, migrate, open_provider
+from affinity.provider import change_rights, open_provider
 from affinity.provider.contract import (
     FINISHED,
     Generation,

@@ -11,8 +11,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from affinity import migrate
 from affinity.errors import SchemaMismatch
-from affinity.provider import inspect_schema, migrate, open_provider
+from affinity.provider import inspect_schema, open_provider
 from affinity.provider.schema import Migration, load_migrations
 from tests.support.later_release import write_first_migrations
 

@@ -17,7 +17,7 @@ from affinity.provider.sqlite import Clock, session_state_list
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.session_state_list import LIST, list_states
 from affinity.provider.statements import with_parts
-from affinity.records import SessionFilter, SessionMetadata, SessionState
+from affinity.session import SessionFilter, SessionMetadata, SessionState
 from tests.provider.sqlite_files import create_file
 
 OLD: Final = datetime(2020, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ import pytest
 from affinity.limits import SWEEP_ROWS
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, SessionHold, SessionWatch
 from affinity.provider.sqlite import SqliteProvider
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import state, state_write, work_item
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.peer import Peer

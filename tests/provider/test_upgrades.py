@@ -10,8 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from affinity import migrate
 from affinity.errors import SchemaMismatch
-from affinity.provider import inspect_schema, migrate, open_provider
+from affinity.provider import inspect_schema, open_provider
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.postgres import sequences
 from affinity.provider.schema import Migration, SchemaVersion, check_usable

@@ -10,7 +10,7 @@ from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.provider.postgres import workers as on_postgres
 from affinity.provider.sqlite import workers as on_sqlite
-from affinity.records import SessionState
+from affinity.session import SessionState
 from affinity_conformance.providers.peer import Peer
 
 pytestmark = pytest.mark.anyio

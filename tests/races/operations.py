@@ -8,6 +8,8 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel
 
 import affinity
+from affinity.client import IfEnded
+from affinity.conversation import AgentMessage, ConfirmationAnswer, JournalEntry, ToolConfirmation, UserMessage
 from affinity.errors import (
     AffinityError,
     ClientError,
@@ -51,22 +53,22 @@ async def respond(wake: affinity.Wake, chat: Chat) -> None:
     replied to later.
     """
     for due in wake.due:
-        wake.append(affinity.AgentMessage(f"re {due.reason}"))
+        wake.append(AgentMessage(f"re {due.reason}"))
     for event in wake.events:
         match event:
-            case affinity.UserMessage(text="confirm"):
-                wake.require(affinity.ToolConfirmation(tool="refund", arguments={}))
-            case affinity.UserMessage(text="delegate"):
-                await wake.delegate(chats, f"{wake.conversation_id}k", affinity.UserMessage("confirm"))
-            case affinity.UserMessage(text="later"):
+            case UserMessage(text="confirm"):
+                wake.require(ToolConfirmation(tool="refund", arguments={}))
+            case UserMessage(text="delegate"):
+                await wake.delegate(chats, f"{wake.conversation_id}k", UserMessage("confirm"))
+            case UserMessage(text="later"):
                 wake.revisit(60.0, key="later", reason="later")
-            case affinity.UserMessage(text="flaky") if wake.attempt == 1:
+            case UserMessage(text="flaky") if wake.attempt == 1:
                 raise OSError("once")
-            case affinity.UserMessage(text=text):
+            case UserMessage(text=text):
                 chat.said.append(str(text))
-                wake.append(affinity.AgentMessage(f"re {text}"))
-            case affinity.ConfirmationAnswer():
-                wake.append(affinity.AgentMessage("confirmed"))
+                wake.append(AgentMessage(f"re {text}"))
+            case ConfirmationAnswer():
+                wake.append(AgentMessage("confirmed"))
 
 
 talks.include(chats)
@@ -84,10 +86,10 @@ def talk(stage: Stage, name: str = "c") -> affinity.ConversationHandle:
 
 async def begin_talks(stage: Stage) -> None:
     """``c`` waits for a confirmation, and so does its child ``ck``; ``d`` is a fork of ``c``."""
-    await talk(stage).ask(affinity.UserMessage("hello"))
-    await (await talk(stage).fork(stage.id("d"))).ask(affinity.UserMessage("more"))
+    await talk(stage).ask(UserMessage("hello"))
+    await (await talk(stage).fork(stage.id("d"))).ask(UserMessage("more"))
     for text in ("confirm", "delegate"):
-        await talk(stage).send(affinity.UserMessage(text))
+        await talk(stage).send(UserMessage(text))
     await stage.env.run_until_idle()
     for name in ("c", "ck"):
         (request,) = await talk(stage, name).requests()
@@ -97,25 +99,25 @@ async def begin_talks(stage: Stage) -> None:
 
 async def begin_nothing(stage: Stage) -> None:
     """There is only ``d``."""
-    await talk(stage, "d").ask(affinity.UserMessage("more"))
+    await talk(stage, "d").ask(UserMessage("more"))
     stage.kept["export"] = [line async for line in talk(stage, "d").export()]
 
 
 def sending(text: str) -> Callable[[Stage], Awaitable[str]]:
     async def run(stage: Stage) -> str:
-        await talk(stage).send(affinity.UserMessage(text))
+        await talk(stage).send(UserMessage(text))
         return "sent"
 
     return run
 
 
 async def _ask(stage: Stage) -> str:
-    reply = await talk(stage).ask(affinity.UserMessage("two"))  # one wake may reply to several inputs
-    return "replied" if affinity.AgentMessage("re two") in reply.events else repr(reply.events)
+    reply = await talk(stage).ask(UserMessage("two"))  # one wake may reply to several inputs
+    return "replied" if AgentMessage("re two") in reply.events else repr(reply.events)
 
 
 async def _ask_again(stage: Stage) -> str:
-    return (await talk(stage).ask(affinity.UserMessage("three"), event_id="e-3")).stop_reason
+    return (await talk(stage).ask(UserMessage("three"), event_id="e-3")).stop_reason
 
 
 def interrupting(name: str = "c", **options: Any) -> Callable[[Stage], Awaitable[str]]:
@@ -159,14 +161,14 @@ async def _fork(stage: Stage) -> None:
 
 
 async def _fork_beside(stage: Stage) -> str:
-    return (await (await talk(stage).fork(stage.id("b"), beside=True)).ask(affinity.UserMessage("four"))).text
+    return (await (await talk(stage).fork(stage.id("b"), beside=True)).ask(UserMessage("four"))).text
 
 
 async def _merge(stage: Stage) -> None:
     await talk(stage).merge(stage.id("d"), into=stage.id("n"))
 
 
-async def _summarise(entries: Sequence[affinity.JournalEntry]) -> str:
+async def _summarise(entries: Sequence[JournalEntry]) -> str:
     return "all of it"
 
 
@@ -470,7 +472,7 @@ async def _ask_or_start(stage: Stage) -> str:
     return await stage.client.ask(stage.id("i"), Command("note"), start=start)
 
 
-def starting(if_ended: affinity.IfEnded) -> Callable[[Stage], Awaitable[str]]:
+def starting(if_ended: IfEnded) -> Callable[[Stage], Awaitable[str]]:
     async def run(stage: Stage) -> str:
         await stage.client.start(job, stage.id("s"), instance_id=stage.id("i"), if_ended=if_ended)
         return "started"

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from affinity import MemorySessionStore, OpenSession, Sessions, SessionStore
 from affinity.errors import SessionWriteConflict
-from affinity.records import Participant, SessionRecord, SessionState, SessionStore, StateWrite
-from affinity.session import MemorySessionStore, OpenSession, Sessions, scratch
+from affinity.session import Participant, SessionRecord, SessionState, StateWrite, scratch
 
 S = TypeVar("S")
 

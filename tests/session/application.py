@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import anyio
 import anyio.lowlevel
 
-from affinity.session import SessionCache, SessionContext
+from affinity import SessionCache
+from affinity.session.state_cache import SessionContext
 
 
 @dataclass

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from affinity import SessionManager, SessionStore
 from affinity.provider.contract import Provider
-from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore
-from affinity.session import SessionManager
+from affinity.session import SessionFilter, SessionMetadata, SessionState
 from affinity.session.codec import pack
 from affinity.session.stores import MemorySessionStore
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, LiteralString, Protocol
 
+from affinity import SessionStore
 from affinity.provider.sqlite import Clock
-from affinity.records import SessionStore
 from affinity.session.stores import MemorySessionStore
 from affinity_conformance.providers import Harness
 from tests.provider.harnesses import PostgresHarness, SqliteHarness

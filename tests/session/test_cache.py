@@ -10,8 +10,9 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from affinity import SessionCache
 from affinity.errors import InvalidOptions, SessionError, UnknownSession
-from affinity.session import CacheStats, SessionCache
+from affinity.session import CacheStats
 from tests.session.application import Application, LeaseContext, State, noisy_cache, used, visit
 
 pytestmark = pytest.mark.anyio

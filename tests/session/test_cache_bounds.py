@@ -12,9 +12,9 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from affinity import SessionCache
 from affinity.errors import SessionError, UnknownSession
 from affinity.orchestration.app import SessionListener
-from affinity.session import SessionCache
 from tests.session.application import Application, LeaseContext, State, noisy_cache, used, visit
 
 pytestmark = pytest.mark.anyio

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from affinity import SessionCache, Sessions
 from affinity.errors import InvalidOptions, SessionWriteConflict
-from affinity.session import SessionCache, Sessions
 from affinity.session.state_cache import Address, CacheEntry, StateCache
 from tests.session.activities import Chat, Host
 from tests.session.application import Application, LeaseContext, State, used

@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from affinity import OpenSession, Sessions, SessionStore
 from affinity.errors import (
     ConnectionLost,
     SessionError,
@@ -16,8 +17,6 @@ from affinity.errors import (
     SessionSelfConflict,
     SessionWriteConflict,
 )
-from affinity.records import SessionStore
-from affinity.session import OpenSession, Sessions
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import enter_activity
 from tests.session.activities import Activity, Chat, CountingStore, Host

@@ -9,10 +9,12 @@ import anyio
 import pytest
 
 import affinity
-from affinity import ActivityContext, AgentMessage, OrchestrationContext, UserMessage
+from affinity import ActivityContext, OrchestrationContext
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import InvalidApp, InvalidId, InvalidOptions, OrchestrationFailed, PayloadTooLarge, SessionError
 from affinity.limits import MAX_LABELS
 from affinity.provider import open_provider
+from affinity.session import SessionMetadata, SessionState
 from affinity.worker import resources as sweeping
 from tests.conversation.application import Chat, make, stage, until
 from tests.conversation.lineage_helpers import rebuild
@@ -155,8 +157,8 @@ async def test_it_takes_no_label_over_the_limit(url: str, boxes: Boxes) -> None:
     """An export of such a record could not be imported, and no labels could be given to the session any more."""
     async with serving(url, boxes) as (client, app):
         labels = {str(n): "x" for n in range(MAX_LABELS)}
-        record = affinity.SessionMetadata(kind="Chat", labels=labels)
-        await client.session_store.save(affinity.SessionState(session_id="s", state=b"{}", metadata=record))
+        record = SessionMetadata(kind="Chat", labels=labels)
+        await client.session_store.save(SessionState(session_id="s", state=b"{}", metadata=record))
 
         @app.activity
         async def look(ctx: ActivityContext) -> None:
@@ -198,11 +200,11 @@ async def test_one_that_is_gone_is_an_error_and_not_an_empty_one(url: str, boxes
         await run(client, "a")
         record = await client.session_store.load("s")
         assert record is not None
-        new = affinity.SessionState(
+        new = SessionState(
             session_id="s",
             state=record.state,
             schema_version=record.schema_version,
-            metadata=affinity.SessionMetadata(kind=record.metadata.kind, labels={"affinity.resource/box": "other"}),
+            metadata=SessionMetadata(kind=record.metadata.kind, labels={"affinity.resource/box": "other"}),
         )
         await client.session_store.save(new)
         with pytest.raises(OrchestrationFailed, match="has closed this resource"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from affinity import Sessions
 from affinity.errors import SessionSaveFailed, SessionWriteConflict
-from affinity.session import Sessions
 from tests.session.activities import Chat, CountingStore, Host, fail
 
 pytestmark = pytest.mark.anyio

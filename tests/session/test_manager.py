@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from affinity import Client
-from affinity.client import open_store
+from affinity import Client, SessionManager, migrate, open_store
 from affinity.errors import (
     ClientError,
     InvalidId,
@@ -21,10 +20,8 @@ from affinity.errors import (
     SessionWriteConflict,
 )
 from affinity.limits import COMPRESS_STATE_ABOVE, MAX_PAGE
-from affinity.provider import migrate
 from affinity.provider.contract import Incarnation, WorkerIdentity
-from affinity.records import SessionFilter, SessionState
-from affinity.session import SessionManager, readable
+from affinity.session import SessionFilter, SessionState, readable
 from affinity.session.stores import MemorySessionStore
 from affinity_conformance.providers.builders import profile
 from tests.client.conftest import Puppet

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from affinity import Sessions
 from affinity.errors import (
     InvalidOptions,
     SessionLoadFailed,
@@ -15,8 +16,7 @@ from affinity.errors import (
     SessionMigrationFailed,
     SessionMigrationMissing,
 )
-from affinity.records import SessionFilter, SessionMetadata, SessionState
-from affinity.session import Sessions
+from affinity.session import SessionFilter, SessionMetadata, SessionState
 from affinity.session.migrations import Migrations
 from tests.session.activities import CountingStore, Host
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from affinity import SessionManager, SessionStore
 from affinity.errors import SessionNotFound
-from affinity.records import SessionFilter, SessionStore
-from affinity.session import SessionManager
+from affinity.session import SessionFilter
 from tests.session.clocked import ClockedStore
 
 STEP = 4

@@ -12,8 +12,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from affinity import Resource, Sessions
 from affinity.errors import InvalidOptions, ResourceClosed, SessionError, SessionLoadFailed
-from affinity.session import Resource, Sessions
 from affinity.session.resources import HeldResources
 from tests.session.activities import Chat, CountingStore, Host
 

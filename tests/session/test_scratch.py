@@ -10,8 +10,9 @@ from typing import Annotated
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
+from affinity import Sessions
 from affinity.errors import InvalidOptions, NotSerializable
-from affinity.session import JsonCodec, Sessions, scratch
+from affinity.session import JsonCodec, scratch
 from tests.session.activities import Host
 
 pytestmark = pytest.mark.anyio

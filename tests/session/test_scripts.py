@@ -8,6 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from affinity import Sessions
 from affinity.errors import (
     InvalidOptions,
     NotSerializable,
@@ -16,8 +17,7 @@ from affinity.errors import (
     SessionSaveFailed,
     SessionWriteConflict,
 )
-from affinity.records import SessionMetadata, SessionRecord, SessionState
-from affinity.session import CacheStats, Sessions
+from affinity.session import CacheStats, SessionMetadata, SessionRecord, SessionState
 from affinity.telemetry import current_session_id, session_scope
 from tests.session.activities import Chat, CountingStore, Host, fail
 

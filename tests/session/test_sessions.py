@@ -11,6 +11,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+from affinity import ActivityContext, OrchestrationContext, Sessions
 from affinity.errors import (
     InvalidId,
     InvalidOptions,
@@ -21,11 +22,9 @@ from affinity.errors import (
     SessionStateTampered,
     SessionWriteConflict,
 )
-from affinity.orchestration import ActivityContext, OrchestrationContext
 from affinity.orchestration.app import SessionListener
 from affinity.orchestration.events import OrchestrationCompleted
-from affinity.records import SessionMetadata, SessionState, StateWrite
-from affinity.session import CacheStats, Sessions
+from affinity.session import CacheStats, SessionMetadata, SessionState, StateWrite
 from affinity.session.codec import JsonCodec
 from affinity.session.state import CHECKED_OPENINGS
 from tests.orchestration.harness import run

@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SerializeAsAny, computed_field, model_validator
 from typing_extensions import TypedDict
 
+from affinity import Sessions
 from affinity.errors import InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge, SessionLoadFailed
 from affinity.limits import COMPRESS_STATE_ABOVE, MAX_LABELS, MAX_PARTICIPANTS
-from affinity.records import SessionMetadata, SessionState
-from affinity.session import JsonCodec, Sessions
+from affinity.session import JsonCodec, SessionMetadata, SessionState
 from tests.session.activities import Chat, CountingStore, Host
 
 pytestmark = pytest.mark.anyio

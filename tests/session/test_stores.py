@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from affinity.records import SessionFilter, SessionState, SessionStore
+from affinity import SessionStore
+from affinity.session import SessionFilter, SessionState
 from affinity.session.stores import MemorySessionStore
 from affinity_conformance.stores import StoreConformance, StoreHarness
 from tests.session.stores import MemoryStores, ProviderStores, StoppablePostgres, StoppableSqlite

@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, Field
 
+from affinity import MemorySessionStore, SessionManager, Sessions
 from affinity.errors import (
     InvalidInput,
     SessionLoadFailed,
@@ -18,8 +19,7 @@ from affinity.errors import (
     SessionWriteConflict,
 )
 from affinity.limits import MAX_LABELS
-from affinity.records import RecordTimes, SessionState
-from affinity.session import MemorySessionStore, SessionManager, Sessions, readable
+from affinity.session import RecordTimes, SessionState, readable
 from affinity.session.transfer import ImportTimes, Lines
 from tests.session.clocked import ClockedStore, in_memory
 

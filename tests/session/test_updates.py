@@ -6,9 +6,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from affinity import open_store
+from affinity import MemorySessionStore, Sessions, open_store
 from affinity.errors import InvalidOptions, SessionSaveFailed, SessionWriteConflict
-from affinity.session import MemorySessionStore, Sessions
 from tests.session.activities import Chat, CountingStore
 
 pytestmark = pytest.mark.anyio

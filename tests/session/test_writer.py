@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from affinity import Sessions
 from affinity.errors import SessionWriteConflict
-from affinity.session import Sessions
 from tests.session.activities import Activity, Chat, CountingStore, Host
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,18 @@ import anyio
 from pydantic import BaseModel
 
 import affinity
-from affinity.conversation import ConfirmationAnswer, CustomToolResult, CustomToolUse, ToolConfirmation, UserMessage
+from affinity.conversation import (
+    AgentMessage,
+    ConfirmationAnswer,
+    CustomToolResult,
+    CustomToolUse,
+    RequestEvent,
+    ToolConfirmation,
+    ToolResult,
+    ToolUse,
+    UserMessage,
+)
+from affinity.session import SessionMetadata
 
 
 class Noted(BaseModel):
@@ -20,11 +31,11 @@ class Noted(BaseModel):
 
 app = affinity.App("shown")
 notes = affinity.Sessions(
-    Noted, kind="note", metadata=lambda state: affinity.SessionMetadata(name=" ".join(state.text[:100].split()))
+    Noted, kind="note", metadata=lambda state: SessionMetadata(name=" ".join(state.text[:100].split()))
 )
 
 
-class Taste(affinity.RequestEvent):
+class Taste(RequestEvent):
     """A request of the application's own."""
 
     question: str
@@ -104,23 +115,23 @@ async def respond(wake: affinity.Wake, state: Noted) -> None:
                 await anyio.sleep(0.2)
             if "breaks" in event.text and wake.attempt == 1:
                 raise ValueError("broken")
-            wake.append(affinity.AgentMessage("said", {"tokens": 7}))
+            wake.append(AgentMessage("said", {"tokens": 7}))
         elif isinstance(event, UserMessage) and event.text == "ask in other ways":
             wake.require(CustomToolUse("measure", {"what": "tea"}))
             wake.require(Taste(question="sweet?"))
         elif isinstance(event, UserMessage) and event.text == "soon":
             wake.require(ToolConfirmation("soon"), expires_in=600)
         elif isinstance(event, UserMessage) and event.text == "use a tool":
-            wake.append(affinity.ToolUse("boil", {"litres": 2}, "u1"))
-            wake.append(affinity.ToolResult("u1", {"degrees": 100}))
+            wake.append(ToolUse("boil", {"litres": 2}, "u1"))
+            wake.append(ToolResult("u1", {"degrees": 100}))
             wake.revisit(3600, key="tea", reason="drink it")
         elif isinstance(event, UserMessage):
-            wake.append(affinity.AgentMessage(event.text))
+            wake.append(AgentMessage(event.text))
             wake.require(ToolConfirmation(tool=event.text[:100], arguments={event.text[:100]: event.text}))
         elif isinstance(event, CustomToolResult):
-            wake.append(affinity.AgentMessage(f"measured: {event.result}"))
+            wake.append(AgentMessage(f"measured: {event.result}"))
         elif isinstance(event, ConfirmationAnswer):
-            wake.append(affinity.AgentMessage(f"allowed: {event.allowed}, {event.reason}"))
+            wake.append(AgentMessage(f"allowed: {event.allowed}, {event.reason}"))
 
 
 app.include(chats)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from affinity.provider import migrate
+from affinity import migrate
 from affinity.provider.postgres import migration as postgres
 from affinity.provider.schema import Migration, Progress, log_progress
 from affinity.provider.sqlite import migration as sqlite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, UserMessage
+from affinity.conversation import AgentMessage, UserMessage
 
 
 class Chat(BaseModel):

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity import AgentMessage, FeedItem, JournalEntry, Reply, UserMessage, sync
+from affinity import sync
+from affinity.conversation import AgentMessage, FeedItem, JournalEntry, Reply, UserMessage
 from affinity.errors import (
     ClientError,
     InvalidUrl,

@@ -16,7 +16,8 @@ from nbclient.exceptions import CellExecutionError
 from tests.support.worker_processes import ROOT
 
 OPEN: Final = """
-from affinity import UserMessage, sync
+from affinity import sync
+from affinity.conversation import UserMessage
 from tests.sync.application import greet, support
 client = sync.Client(URL)
 run = client.start(greet, "Ada")

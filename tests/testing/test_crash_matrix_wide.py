@@ -9,12 +9,12 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+from affinity import ConversationHandle
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
 from affinity.conversation import (
     AgentMessage,
     ChildEnded,
     ConfirmationAnswer,
-    ConversationHandle,
     JournalEvent,
     ToolConfirmation,
     ToolResult,

@@ -183,7 +183,7 @@ async def test_the_trace_of_a_running_wake_is_there(monkeypatch: pytest.MonkeyPa
     app.include(chats)
     async with Env(app) as env:
         talk = env.client.conversation(chats, "c")
-        seq = await talk.send(affinity.UserMessage("x"))
+        seq = await talk.send(affinity.conversation.UserMessage("x"))
         with anyio.fail_after(30):
             while not (spans := await talk.history(kinds=["span.started"])):
                 await anyio.sleep(0.01)

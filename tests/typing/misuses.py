@@ -12,11 +12,12 @@ from pydantic import BaseModel
 import affinity
 import affinity.agent
 import affinity.testing
+from affinity.conversation import AgentMessage, JournalEvent, ReplyItem, UserMessage
 
 app = affinity.App("checked")
 
 
-class Rated(affinity.JournalEvent):
+class Rated(JournalEvent):
     stars: int
     kind: Literal["user.rated"] = "user.rated"
 
@@ -126,9 +127,9 @@ def use_sync(client: affinity.sync.Client) -> None:
     assert_type(client.handle("i", count).wait(), int)
     assert_type(client.ask("i", Said("hello")), int)
     assert_type(next(client.list_instances()), affinity.Instance)
-    with client.conversation(talks, "c").stream_reply(affinity.UserMessage("hello")) as stream:
+    with client.conversation(talks, "c").stream_reply(UserMessage("hello")) as stream:
         for item in stream:
-            assert_type(item, affinity.ReplyItem)
+            assert_type(item, ReplyItem)
     client.start(count, 5)  # error
     client.start(count)  # error
     client.start(beep)  # error
@@ -152,11 +153,11 @@ async def change(client: affinity.Client, sync: affinity.sync.Client) -> None:
 
 
 def events() -> None:
-    affinity.UserMessage("hello")
-    affinity.UserMessage(content=[{"type": "text", "text": "hello"}])
-    affinity.UserMessage(5)  # error
-    affinity.UserMessage(text="hello")  # error
-    affinity.UserMessage()  # error
+    UserMessage("hello")
+    UserMessage(content=[{"type": "text", "text": "hello"}])
+    UserMessage(5)  # error
+    UserMessage(text="hello")  # error
+    UserMessage()  # error
     rated = Rated(5)
     assert_type(rated.stars, int)
     assert_type(rated.kind, Literal["user.rated"])
@@ -365,10 +366,10 @@ async def respond(wake: affinity.Wake, chat: Chat) -> None:
     wake.start(count, "x", session_id="s")  # error
     wake.append("hello")  # error
     wake.append(chat)  # error
-    wake.require(affinity.UserMessage("hello"))  # error
+    wake.require(UserMessage("hello"))  # error
     wake.revisit("tomorrow")  # error
     wake.revisit(5, priority="urgent")  # error
-    await wake.delegate(chats, "child", affinity.UserMessage("hello"))  # error
+    await wake.delegate(chats, "child", UserMessage("hello"))  # error
     await wake.delegate(talks, "child", "hello")  # error
     await affinity.agent.run_loop(wake, model=measure)  # error
     await affinity.agent.run_loop(wake, tools=[refund])  # error
@@ -381,10 +382,10 @@ async def respond(wake: affinity.Wake, chat: Chat) -> None:
         pass
     for event in wake.events:
         print(event.text)  # error
-        if isinstance(event, affinity.UserMessage):
+        if isinstance(event, UserMessage):
             assert_type(event.text, str)
     wake.commit()  # error
-    wake.apend(affinity.AgentMessage("x"))  # error
+    wake.apend(AgentMessage("x"))  # error
     await wake.read(5)  # error
     for each in wake.history():  # error
         print(each)
@@ -477,8 +478,8 @@ async def handles(client: affinity.Client) -> None:
     client.conversation("talk", "c")  # error
     talk = client.conversation(talks, "c")
     await talk.send("hello")  # error
-    await talk.ask(affinity.UserMessage("hello"), until="forever")  # error
-    print((await talk.ask(affinity.UserMessage("hello"))).txt)  # error
+    await talk.ask(UserMessage("hello"), until="forever")  # error
+    print((await talk.ask(UserMessage("hello"))).txt)  # error
     await client.prune(older_than=5, status="running")  # error
     await client.raise_events([("i", "said")])  # error
     await client.start_many([count])  # error

@@ -20,8 +20,7 @@ from typing import Final
 
 import anyio
 
-from affinity import Client
-from affinity.provider import migrate
+from affinity import Client, migrate
 from affinity.schedules import Schedule
 from affinity.schedules.spec import format_due, new_spec, ticks
 from affinity.schedules.store.contract import schedules_of

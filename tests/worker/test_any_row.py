@@ -28,7 +28,7 @@ from psycopg import sql
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.errors import NotSerializable
 from affinity.orchestration.wire import decode_event, decode_task
-from affinity.records import SessionMetadata
+from affinity.session import SessionMetadata
 from tests.support.messages import decode_message
 
 pytestmark = pytest.mark.timeout(600)

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import Client, EventValue, RuntimeOptions, Worker
-from affinity.client import ExternalEvent, Start
+from affinity import Client, Event, EventValue, ExternalEvent, RuntimeOptions, Start, Worker
 from affinity.errors import (
     ClientError,
     ConnectionLost,
@@ -23,7 +22,6 @@ from affinity.errors import (
     UnknownInstance,
     WaitTimeout,
 )
-from affinity.orchestration import Event
 from affinity.provider import open_provider
 from affinity.provider.contract import KeyState, MessageKey, NewMessage, Provider
 from tests.support.ask_app import Answer, Ask, Question, app, oracle

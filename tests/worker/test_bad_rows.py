@@ -14,7 +14,7 @@ from affinity import ActivityContext, App, Client, OrchestrationContext, Runtime
 from affinity.client.views import Failure
 from affinity.errors import InvalidOptions, OrchestrationFailed, PayloadTooLarge
 from affinity.limits import MAX_PAYLOAD_DEPTH
-from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.session import SessionMetadata, SessionState, StateWrite
 from tests.support.statements import execute
 from tests.support.waiting import started
 

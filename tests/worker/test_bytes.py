@@ -9,8 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import ExternalEvent
+from affinity import ActivityContext, App, Client, ExternalEvent, OrchestrationContext, RuntimeOptions, Worker
 from affinity.provider.contract import HistoryCursor, HistoryPage
 from tests.support.waiting import until
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.sqlite import SqliteProvider
-from affinity.records import SessionRecord
+from affinity.session import SessionRecord
 from affinity.worker.instances import InstanceTable
 from tests.support.waiting import until
 

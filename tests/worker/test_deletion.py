@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
-from affinity import App, Client, OrchestrationContext, Quotas, RuntimeOptions, Worker
-from affinity.client import ExternalEvent, requests
+from affinity import App, Client, ExternalEvent, OrchestrationContext, RuntimeOptions, Worker
+from affinity.client import requests
 from affinity.errors import InstanceNotFinished, OrchestrationFailed, TooManyUnreadEvents
 from affinity.limits import UNREAD_EXACT
+from affinity.provider.contract import Quotas
 from tests.support.waiting import started, until
 
 pytestmark = pytest.mark.anyio

@@ -12,13 +12,13 @@ import pytest
 from pydantic import AfterValidator, BaseModel, PlainSerializer
 
 import affinity
-from affinity import AgentMessage, Resource, UserMessage
+from affinity import Resource, SessionCache, Sessions
 from affinity.agent import ModelReply, ToolCall, run_loop, tool
 from affinity.console import Access, create
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.conversation.events import JournalEvent, ToolResult
 from affinity.errors import ActivityError, CodeExited, OrchestrationFailed, WakeFailed, errors_in, text_of_error
 from affinity.orchestration.codec import Codec
-from affinity.session import SessionCache, Sessions
 from affinity.session.migrations import Migrations
 from affinity.tasks import call_any, call_here, run_code
 from affinity.testing import Env

@@ -20,7 +20,7 @@ from affinity.errors import (
     SessionSaveFailed,
 )
 from affinity.provider import open_provider
-from affinity.records import SessionMetadata, SessionState
+from affinity.session import SessionMetadata, SessionState
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import RetryPolicy, UserMessage, Wake
+from affinity import RetryPolicy, Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
+from affinity.conversation import UserMessage
 from affinity.errors import (
     ActivityFailed,
     NotSerializable,

@@ -14,8 +14,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Start
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Start, Worker
 from affinity.errors import AccessDenied
 from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver import database

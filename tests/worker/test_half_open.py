@@ -14,8 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.provider import migrate
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker, migrate
 from tests.servers.namespaces import Cable, NoNamespaces, RemoteServer, cable, inside
 from tests.servers.programs import programs
 

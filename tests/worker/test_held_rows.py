@@ -12,7 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, App, Client, Conversations, RuntimeOptions, Sessions, UserMessage, Worker
+from affinity import App, Client, Conversations, RuntimeOptions, Sessions, Worker
+from affinity.conversation import AgentMessage, UserMessage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 

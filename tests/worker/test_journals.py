@@ -12,12 +12,13 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import ConnectionLost, DataRefused, SessionError
 from affinity.journal import JournalWrite, PendingWork
 from affinity.orchestration.engine import Step
 from affinity.orchestration.events import ActivityCompleted, Event
 from affinity.provider.contract import Token, WorkKey, WorkLock
-from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.session import SessionMetadata, SessionState, StateWrite
 from affinity.testing import Env
 from affinity.testing.env.workers import EnvWorker
 from affinity.worker.journals import READ_AHEAD_SECONDS, WorkerJournals
@@ -125,7 +126,7 @@ async def test_a_worker_that_has_ended_repeats_no_read() -> None:
 
     @chats.on_wake
     async def reply(wake: affinity.Wake, chat: Chat) -> None:
-        wake.append(affinity.AgentMessage("hello"))
+        wake.append(AgentMessage("hello"))
 
     app = affinity.App("chats")
     app.include(chats)
@@ -134,11 +135,11 @@ async def test_a_worker_that_has_ended_repeats_no_read() -> None:
         assert isinstance(worker, EnvWorker)
         worker.runtime.services.provider.get_pending = refusing(reads)  # type: ignore[method-assign, assignment]
         talk = env.client.conversation(chats, "ann")
-        await talk.send(affinity.UserMessage("hello"))
+        await talk.send(UserMessage("hello"))
         while not reads.calls:
             await anyio.sleep(0.001)
         await env.crash()
-        assert (await talk.ask(affinity.UserMessage("again"))).text == "hello"
+        assert (await talk.ask(UserMessage("again"))).text == "hello"
         calls = len(reads.calls)
         await anyio.sleep(0.2)  # several pauses
         assert len(reads.calls) == calls

@@ -12,11 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
-from affinity import AgentMessage, Client, RuntimeOptions, UserMessage, Worker
-from affinity.conversation import Wake
+from affinity import Client, RuntimeOptions, SessionCache, Sessions, Wake, Worker
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.errors import ActivityTimeout, WakeFailed
 from affinity.provider.contract import LEFT_BEHIND
-from affinity.session import SessionCache, Sessions
 
 LIMIT = 0.2
 ENOUGH = 4.0

@@ -16,9 +16,9 @@ import anyio
 import psycopg
 import pytest
 
-from affinity import Client, RuntimeOptions, Sessions, Worker
+from affinity import Client, RuntimeOptions, Sessions, Worker, migrate
 from affinity.errors import ConnectionLost, ReadOnly
-from affinity.provider import migrate, open_provider
+from affinity.provider import open_provider
 from affinity.provider.timeline import Timeline
 from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs

@@ -11,8 +11,7 @@ from typing import Final
 
 import pytest
 
-from affinity import Client
-from affinity.client import ExternalEvent
+from affinity import Client, ExternalEvent
 from tests.support.waiting import until
 from tests.support.worker_processes import WorkerProcess, Workers, open_workers
 

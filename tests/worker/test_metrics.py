@@ -17,17 +17,8 @@ import anyio.to_thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from affinity import (
-    ActivityContext,
-    App,
-    Client,
-    OrchestrationContext,
-    RetryPolicy,
-    RuntimeOptions,
-    UserMessage,
-    Wake,
-    Worker,
-)
+from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Wake, Worker
+from affinity.conversation import UserMessage
 from affinity.errors import ConnectionLost, OrchestrationFailed, UnknownActivity, WakeFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics

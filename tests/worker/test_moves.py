@@ -9,7 +9,8 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, SessionMove, Sessions, Worker
+from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
+from affinity.provider.contract import SessionMove
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import FAST, Workers
 

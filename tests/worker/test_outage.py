@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import anyio
 import pytest
 
-from affinity import Client
-from affinity.provider import migrate
+from affinity import Client, migrate
 from tests.servers import PostgresServer, StopMode, old_and_new
 from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.worker_processes import open_workers

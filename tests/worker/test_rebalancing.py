@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from affinity import RuntimeOptions, SessionCache
 from affinity.provider.contract import (
     FleetLoad,
     Incarnation,
@@ -18,8 +19,6 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerLoad,
 )
-from affinity.session import SessionCache
-from affinity.worker import RuntimeOptions
 from affinity.worker.rebalancing import LEAST_SURPLUS, MOST_OFFERS, ROUNDS_WITHOUT_GAIN, Rebalancer, choose_targets
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.services import WorkerServices

@@ -8,8 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Start
+from affinity import App, Client, OrchestrationContext, RuntimeOptions, Start, Worker
 from affinity.errors import InvalidInput, UnknownInstance
 from affinity.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
 from affinity.provider import open_provider

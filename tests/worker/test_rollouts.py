@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 import anyio
 import pytest
 
-from affinity import Client
-from affinity.client import Start
+from affinity import Client, Start
 from affinity.provider import open_provider
 from affinity.provider.contract import MoveFilter, SessionMove
 from tests.support.all_databases import on_all_databases

@@ -10,6 +10,7 @@ import pytest
 
 import affinity
 from affinity import Client, RuntimeOptions, Worker
+from affinity.conversation import AgentMessage, UserMessage
 from affinity.provider.contract import SessionInfo
 from affinity.worker.sessions import HeldSessions
 from tests.support.all_databases import on_all_databases
@@ -78,7 +79,7 @@ chats = affinity.Conversations(dict, kind="crowd")
 
 @chats.on_wake
 async def respond(wake: affinity.Wake, state: dict[str, object]) -> None:
-    wake.append(affinity.AgentMessage("hi"))
+    wake.append(AgentMessage("hi"))
 
 
 async def test_a_crowd_does_not_wait_for_sessions_to_be_idle(kept_url: str, client: Client) -> None:
@@ -90,7 +91,7 @@ async def test_a_crowd_does_not_wait_for_sessions_to_be_idle(kept_url: str, clie
             with anyio.fail_after(20):
                 async with anyio.create_task_group() as tasks:
                     for number in range(40):
-                        tasks.start_soon(client.conversation(chats, f"c{number}").ask, affinity.UserMessage("x"))
+                        tasks.start_soon(client.conversation(chats, f"c{number}").ask, UserMessage("x"))
         assert len(worker.runtime.sessions) <= 2
 
 

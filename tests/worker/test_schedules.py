@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import affinity
-from affinity.client import Instance
+from affinity import Instance
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.limits import SCHEDULE_STEP
 from affinity.provider.contract import Quotas

@@ -12,8 +12,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import ExternalEvent, Start
+from affinity import ActivityContext, App, Client, ExternalEvent, OrchestrationContext, RuntimeOptions, Start, Worker
 from tests.support.all_databases import on_all_databases
 from tests.support.ordered_log_app import check, schedule
 from tests.support.worker_processes import WorkerProcess, Workers

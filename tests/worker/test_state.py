@@ -19,13 +19,14 @@ from affinity import (
     RetryPolicy,
     RuntimeOptions,
     Sessions,
+    SessionStore,
     Worker,
     open_store,
 )
 from affinity.errors import ActivityFailed, OrchestrationFailed
 from affinity.provider.contract import Timeouts, Turn, WorkerIdentity
 from affinity.provider.sqlite import SqliteProvider
-from affinity.records import SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.session import SessionMetadata, SessionRecord, SessionState
 
 pytestmark = pytest.mark.anyio
 

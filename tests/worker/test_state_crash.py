@@ -12,8 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from affinity import Client
-from affinity.client import Start
+from affinity import Client, Start
 from tests.support.counter_app import STOP_FILE, Counter, Entry
 from tests.support.fault_injection import KILL_EVERY, PAUSE, FaultInjector
 from tests.support.worker_processes import Workers, open_workers

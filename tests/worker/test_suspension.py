@@ -13,8 +13,7 @@ import psycopg
 import pytest
 from pydantic import BaseModel
 
-from affinity import App, Client, OrchestrationContext, RuntimeOptions, Worker
-from affinity.client import Instance
+from affinity import App, Client, Instance, OrchestrationContext, RuntimeOptions, Worker
 from affinity.errors import InstanceNotSuspended, NotSerializable, UnknownInstance
 from affinity.orchestration import engine
 from affinity.provider.postgres.driver.target import Target

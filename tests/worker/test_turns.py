@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from affinity.orchestration import OrchestrationContext
+from affinity import OrchestrationContext
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.wire import ANY_EXECUTION

@@ -15,8 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+from affinity import migrate
 from affinity.conversation import AgentMessage, UserMessage
-from affinity.provider import migrate
 from affinity.records import database_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]

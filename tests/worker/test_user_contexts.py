@@ -11,9 +11,9 @@ import pytest
 from opentelemetry import context as spans
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, Conversations, OrchestrationContext, Resource, RetryPolicy, Sessions
+from affinity import ActivityContext, App, Conversations, OrchestrationContext, Resource, RetryPolicy, Sessions, Wake
 from affinity.agent import ModelReply, ModelRequest, ToolCall, run_loop, tool
-from affinity.conversation import UserMessage, Wake
+from affinity.conversation import UserMessage
 from affinity.testing import Env
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import Client, RuntimeOptions, Worker
-from affinity.client import Start
+from affinity import Client, RuntimeOptions, Start, Worker
 from affinity.errors import ActivityFailed, OrchestrationFailed, UnknownActivity, WorkerFenced
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider import open_provider

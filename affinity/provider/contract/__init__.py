@@ -103,6 +103,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from affinity.field_words import show_all_in_help
 from affinity.provider.contract.administration import AdministrationProvider
 from affinity.provider.contract.client_side import ClientProvider
 from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
@@ -314,3 +315,6 @@ __all__ = [
 
 class Provider(WorkerProvider, ClientProvider, JournalProvider, AdministrationProvider, Protocol):
     """A database in which workers and clients meet: all verbs of the four sides."""
+
+
+show_all_in_help(globals())

@@ -39,7 +39,7 @@ _COUNT: Final = with_parts(_SQL["list"], frozenset({"number"}))
 
 
 class PostgresSessionStore:
-    """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
+    """The records in table ``session_states``. Implements `affinity.SessionStore`.
 
     On a connection of its own: a state of many megabytes must not hold up renewals.
     """

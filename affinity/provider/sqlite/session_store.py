@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class SqliteSessionStore:
-    """The records in table ``session_states``. Implements `affinity.records.SessionStore`.
+    """The records in table ``session_states``. Implements `affinity.SessionStore`.
 
     Args:
         writer: thread for what writes.

@@ -20,7 +20,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.records import SessionMetadata, SessionState, StateWrite
+from affinity.session import SessionMetadata, SessionState, StateWrite
 
 ITEM_LOCK: Final = 30.0
 SESSION_LOCK: Final = 300.0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Final, Unpack
 
+from affinity import SessionStore
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import (
     NO_RETENTION,
@@ -25,7 +26,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.timeline import Timeline
-from affinity.records import SessionRecord, SessionStore
+from affinity.session import SessionRecord
 from affinity_conformance.providers.builders import (
     ACTIVITY,
     LONG_LEASE,

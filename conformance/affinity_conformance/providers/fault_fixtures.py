@@ -15,7 +15,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkItem,
 )
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import count_rows, message_ids, state
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.harness import FaultyProvider

@@ -33,7 +33,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.history import read_whole_history
-from affinity.records import StateWrite
+from affinity.session import StateWrite
 from affinity_conformance.providers.builders import (
     LONG_LEASE,
     ORCHESTRATION,

@@ -13,7 +13,7 @@ module needs::
             yield harness
             await harness.aclose()
 
-The tests are grouped by theme, one module each; every test is named after the rule of `affinity.records.SessionStore`
+The tests are grouped by theme, one module each; every test is named after the rule of `affinity.SessionStore`
 that it checks. No test sleeps. The rules for providers, which know who holds a session, are in
 `affinity_conformance.providers`.
 """
@@ -37,4 +37,4 @@ __all__ = ["StoreConformance", "StoreHarness"]
 
 
 class StoreConformance(SaveRules, WriterRules, DeleteRules, ListRules, PageRules, StoreIdRules):
-    """Every rule of `affinity.records.SessionStore`, as tests of a store. Needs a fixture ``harness``."""
+    """Every rule of `affinity.SessionStore`, as tests of a store. Needs a fixture ``harness``."""

@@ -9,8 +9,9 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 import pytest
 
+from affinity import SessionStore
 from affinity.errors import Contention
-from affinity.records import SessionFilter, SessionMetadata, SessionRecord, SessionState, SessionStore
+from affinity.session import SessionFilter, SessionMetadata, SessionRecord, SessionState
 
 _Result = TypeVar("_Result")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from affinity import SessionStore
 from affinity.limits import DELETE_STEP
-from affinity.records import SessionStore
 from affinity_conformance.stores.base import (
     EVERYTHING,
     PAGE,

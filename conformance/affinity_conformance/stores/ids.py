@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from affinity import SessionStore
 from affinity.limits import MAX_ID_BYTES, check_id
-from affinity.records import SessionFilter, SessionStore
+from affinity.session import SessionFilter
 from affinity_conformance.stores.base import StoreRules, ids, loaded, state
 
 NAMES: Final = {

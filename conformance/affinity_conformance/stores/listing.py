@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.records import SessionFilter, SessionMetadata, SessionState, SessionStore, SessionSummary, child_cursor
+from affinity import SessionStore
+from affinity.records import child_cursor
+from affinity.session import SessionFilter, SessionMetadata, SessionState, SessionSummary
 from affinity_conformance.stores.base import EVERYTHING, PAGE, StoreHarness, StoreRules, ids, loaded, state
 
 KINDS: Final = ["", "chat"]

@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 
-from affinity.records import SessionFilter, SessionStore
+from affinity import SessionStore
+from affinity.session import SessionFilter
 from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, state
 
 TIED: Final = ["s10", "s2", "S", "é", "e\u0301", "z", "日本", "🙂", "a/b", "ab"]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
-from affinity.records import RecordTimes, SessionMetadata, SessionState, SessionStore
+from affinity import SessionStore
+from affinity.session import RecordTimes, SessionMetadata, SessionState
 from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, ids, loaded, plain, state
 
 FULL: Final = SessionMetadata(

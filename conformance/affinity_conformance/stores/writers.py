@@ -7,8 +7,8 @@ from typing import Final, TypedDict, Unpack
 
 import pytest
 
+from affinity import SessionStore
 from affinity.errors import SessionWriteConflict
-from affinity.records import SessionStore
 from affinity_conformance.stores.base import EVERYTHING, StoreHarness, StoreRules, concurrently, loaded, state
 
 WRITERS: Final = 5

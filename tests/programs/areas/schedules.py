@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 import affinity
-from affinity.client import Instance
+from affinity import Instance
 from affinity.errors import UnknownSchedule
 from affinity.schedules import Overlap, Schedule
 from affinity.schedules.spec import new_spec, ticks

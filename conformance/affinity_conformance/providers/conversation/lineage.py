@@ -24,7 +24,8 @@ from affinity.journal import (
 )
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.provider.contract.journal_side import JournalProvider
-from affinity.records import DurableResource, RecordTimes, ResourceStore
+from affinity.records import DurableResource, ResourceStore
+from affinity.session import RecordTimes
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import TIMEOUTS, payloads, state, state_write, turn
 from affinity_conformance.providers.cluster import Cluster, concurrently

@@ -8,7 +8,7 @@ from typing import Any
 
 from affinity.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
-from affinity.records import StateWrite
+from affinity.session import StateWrite
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import (
     TIMEOUTS,

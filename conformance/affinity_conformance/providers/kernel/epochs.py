@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
+from affinity import SessionStore
 from affinity.errors import SessionWriteConflict
 from affinity.provider.contract import WorkItem
-from affinity.records import SessionFilter, SessionStore
+from affinity.session import SessionFilter
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import (
     SESSION_LOCK,

@@ -23,7 +23,7 @@ from affinity.provider.contract import (
     Release,
     Restart,
 )
-from affinity.records import SessionFilter
+from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import (
     LONG_LEASE,
     TIMEOUTS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, Timeouts, WorkItem
-from affinity.records import SessionMetadata, StateWrite
+from affinity.session import SessionMetadata, StateWrite
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import LONG_LEASE, SESSION_LOCK, SHORT_LEASE, state, state_write
 from affinity_conformance.providers.cluster import Cluster

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from affinity.client import ConversationInfo
-from affinity.conversation import ConversationHandle, Conversations, JournalEntry, Retracted, Streamed
+from affinity import ConversationHandle, Conversations
+from affinity.conversation import ConversationInfo, JournalEntry, Retracted, Streamed
 from affinity.errors import EventIdConflict, WakeFailed, WakeMisuse
 from affinity.limits import MAX_PAGE
 from tests.programs.areas.conversations.clients import REMOVING, Act, Feed, Played, about, act_of

@@ -12,7 +12,7 @@ import anyio
 from pydantic import BaseModel, Field
 
 import affinity
-from affinity import Client
+from affinity import Client, ConversationLimits, Conversations
 from affinity.conversation import (
     AgentMessage,
     AnswerEvent,
@@ -21,8 +21,6 @@ from affinity.conversation import (
     ChildDelegated,
     ChildEnded,
     ConfirmationAnswer,
-    ConversationLimits,
-    Conversations,
     CustomToolResult,
     CustomToolUse,
     JournalEntry,
