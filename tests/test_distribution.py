@@ -75,10 +75,10 @@ def test_a_package_that_is_not_installed_has_no_conflict(tmp_path: Path, monkeyp
 def test_the_suites_need_this_version_and_what_affinity_is_tested_with() -> None:
     """They assert the contracts of one version. No extra of affinity names them."""
     ours, suites = project(ROOT), project(ROOT / "conformance")
-    known = [*ours["dependencies"], *(each for extra in ours["optional-dependencies"].values() for each in extra)]
+    known = [*ours["dependencies"], *(name for extra in ours["optional-dependencies"].values() for name in extra)]
     assert suites["version"] == VERSION
     assert {*suites["dependencies"]} - {*known} == {f"{ours['name']}=={VERSION}"}
-    assert not [each for each in known if each.startswith(suites["name"])]
+    assert not [name for name in known if name.startswith(suites["name"])]
 
 
 def test_both_distributions_have_one_licence_and_the_same_interpreters() -> None:
@@ -86,7 +86,7 @@ def test_both_distributions_have_one_licence_and_the_same_interpreters() -> None
     for name in ("license", "license-files", "requires-python"):
         assert ours[name] == suites[name]
     assert (ROOT / "LICENSE").read_text() == (ROOT / "conformance" / "LICENSE").read_text()
-    pythons = [[each for each in found["classifiers"] if ":: Python ::" in each] for found in (ours, suites)]
+    pythons = [[line for line in found["classifiers"] if ":: Python ::" in line] for found in (ours, suites)]
     assert pythons[0] == pythons[1] != []
 
 
