@@ -157,7 +157,7 @@ def add_session(minor: str, path: str, tags: list[str]) -> None:
     @nox.session(name=f"python-{minor}", python=path, tags=tags)
     def other(session: nox.Session) -> None:
         """A small part of the tests on this Python."""
-        install(session, "test", "otel")
+        install(session, "test", "console", "otel")
         run_part(session, SMALL_PART)
 
 

@@ -23,6 +23,9 @@ import affinity.sync
 import affinity.testing
 from affinity.conversation.events import JournalEvent
 from affinity.field_words import show_in_help, words_of
+from tests.support.extras import MODULES, needs
+
+pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)

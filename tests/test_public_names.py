@@ -17,7 +17,10 @@ import pytest
 
 import affinity
 from affinity import errors
+from tests.support.extras import MODULES, needs
 from tests.support.public_names import FOR_APPLICATIONS, PUBLIC, WITHOUT_LIST
+
+pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 
 ROOT: Final = Path(__file__).parent.parent
 

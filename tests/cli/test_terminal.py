@@ -24,6 +24,7 @@ from affinity.cli.help import EXIT_CODES, INTERNAL, INTERRUPTED, MISUSED, NO_DAT
 from affinity.errors import ConnectionLost, InvalidOptions
 from tests.cli.conftest import launch, run, succeed
 from tests.support.apps import app as any_app
+from tests.support.extras import needs
 from tests.support.worker_processes import PATIENCE, ROOT
 
 NAME: Final = "Grüße € 漢字 😀"
@@ -152,6 +153,7 @@ def taken() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
+@needs("uvicorn")
 def test_a_port_that_cannot_be_had_is_one_line(database: Path, taken: int) -> None:
     """With the port and the name of the option: of the metrics and of the console."""
     worker = ["worker", "tests.support.apps:app"]

@@ -35,6 +35,7 @@ from affinity.errors import (
 )
 from affinity.retention import SessionRetention
 from tests.cli.conftest import refused, run, succeed
+from tests.support.extras import needs
 
 CONTEXT = click.Context(main)
 
@@ -61,6 +62,7 @@ def test_nothing_to_show_is_shown(values: list[tuple[str, object]], capsys: pyte
     assert capsys.readouterr() == ("", "no rows\n")
 
 
+@needs("uvicorn")
 @pytest.mark.parametrize("name", main.list_commands(CONTEXT))
 def test_every_command_has_help_and_the_common_options(name: str) -> None:
     found = main.get_command(CONTEXT, name)

@@ -19,7 +19,10 @@ from click.testing import CliRunner
 from affinity.cli import main
 from tests.conftest import Servers
 from tests.examples.blocks import PAGES, ROOT, SIGNATURES, Block, blocks, blocks_of, program_of
+from tests.support.extras import MODULES, needs
 from tests.support.forked_programs import Fork, run_program
+
+pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
 PROGRAMS = [block for block in blocks("python") if not block.marker]
