@@ -76,6 +76,7 @@ def check(plans: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("analyzed", [False, True], ids=["fresh", "analyzed"])
+@pytest.mark.timeout(900)  # at night, beside others
 @pytest.mark.nightly_cases("new|old.*(fresh|parent|random|tens)|old.*chains")
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_step_reads_what_it_needs(
