@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import importlib
+import importlib.util
 import inspect
 import pydoc
 import re
@@ -18,6 +19,7 @@ import affinity
 import affinity.agent
 import affinity.client
 import affinity.conversation
+import affinity.schedules
 import affinity.session
 import affinity.sync
 import affinity.testing
@@ -27,11 +29,16 @@ from tests.support.extras import MODULES, needs
 
 pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 
-PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in (affinity, affinity.client, affinity.conversation, affinity.session, affinity.agent, affinity.testing)
-    for name in module.__all__
-}
+PLACES = (
+    affinity,
+    affinity.client,
+    affinity.conversation,
+    affinity.schedules,
+    affinity.session,
+    affinity.agent,
+    affinity.testing,
+)
+PUBLIC = {f"{module.__name__}.{name}": getattr(module, name) for module in PLACES for name in module.__all__}
 BY_LAST_NAME = {**vars(affinity.errors), **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()}}
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
 
@@ -110,6 +117,8 @@ def is_there(name: str, within: type | None) -> bool:
         return True
     if not name.startswith("affinity.") and first in BY_LAST_NAME:
         return not rest or has_member(BY_LAST_NAME[first], *rest)
+    if first == "affinity_conformance":
+        return importlib.util.find_spec(name) is not None
     if first in {"asyncio", "pydantic"}:
         return hasattr(importlib.import_module(first), *rest)
     return exists(parts) or (len(parts) > 1 and exists(parts[:-1]) and has_member(found_at(parts[:-1]), parts[-1]))

@@ -33,4 +33,6 @@ if not typing.TYPE_CHECKING:  # else type checkers would accept any name
         if name not in _MODULES:
             raise AttributeError(f"module 'affinity.schedules' has no attribute {name!r}")
         value = globals()[name] = getattr(importlib.import_module(f"affinity.schedules.{_MODULES[name]}"), name)
+        if isinstance(value, type):
+            importlib.import_module("affinity.field_words").show_in_help(value)
         return value

@@ -118,7 +118,8 @@ class JsonCodec(Generic[S]):
         """The state in the form that was read from ``raw``, changed in place as far as possible, and whether it had
         another one.
 
-        The first states are compared as a whole, and later one in `MATCHED_LATER`; others if something can be lost.
+        The first states are compared as a whole, and later one in `affinity.session.codec.MATCHED_LATER`; others if
+        something can be lost.
 
         Raises:
             ValueError: something of the state is not read back; the message has its place.
