@@ -50,7 +50,7 @@ SMALL_PART: Final = [
 PROGRAMS: Final = [
     ["--programs", "6"],
     ["--programs", "2", "--postgres", "old"],
-    ["--areas", "orchestrations", "--programs", "1", "--processes"],
+    ["--areas", "orchestrations", "--programs", "2", "--processes"],
 ]
 
 PYTEST: Final = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
