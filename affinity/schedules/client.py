@@ -133,8 +133,8 @@ class Schedules:
     async def create(
         self, name: str, target: Target, *, force: bool = False, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Create a schedule; its first tick comes after now. Target and options as of `affinity.App.schedule`;
-        ``force`` as of `Client.start`.
+        """Create a schedule; its first tick comes after now. `affinity.App.schedule` describes the target and the
+        options, and `Client.start` describes ``force``.
 
         Raises:
             ScheduleExists: the name is taken.
@@ -198,11 +198,11 @@ class Schedules:
     ) -> Schedule:
         """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
         other two. ``target`` replaces the target with its input. When the ticks change, a tick that was missed before
-        is not fired any more. ``force``: as for `create`.
+        is no longer fired. ``force`` is the same as in `create`.
 
         Raises:
             UnknownSchedule, ScheduleDeclared: nothing was changed.
-            InvalidSchedule, InvalidInput: as for `create`.
+            InvalidSchedule, InvalidInput: see `create`.
         """
         if isinstance(target, str) and not force:
             await self._check_target(target, changed_spec(read_spec((await self._read(name)).spec), target, options))
@@ -234,7 +234,7 @@ class Schedules:
         """One schedule.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
         """
         return _shown(await self._read(name))
 
@@ -256,7 +256,7 @@ class Schedules:
         """Have it fire no more until `resume`. A tick that waits for the end of the one before is dropped.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
         """
         note = truncate(check_text(reason, "reason"), MAX_ERROR_BYTES) or None
 
@@ -270,7 +270,7 @@ class Schedules:
         """Have a paused schedule fire again, from its next tick on: `backfill` fires the ones between.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
             ScheduleDeclared: it is paused since the newest version of the code does not declare it.
         """
 
@@ -291,7 +291,7 @@ class Schedules:
             The id of the instance that was started, or that received the event.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
             QuotaExceeded: the database has as many instances as it may have.
             UnknownInstance, InstanceFinished, TooManyUnreadEvents: the event was not sent.
         """
@@ -315,10 +315,10 @@ class Schedules:
             How many ticks this call has fired.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
             InvalidSchedule: ``end`` is before ``start`` or in the future, a time has no zone, or there are more than
                 `limits.MAX_BACKFILL` ticks. Nothing was fired.
-            QuotaExceeded: as for `trigger`; some may have been fired.
+            QuotaExceeded: see `trigger`; some may have been fired.
         """
         row, now = await self._read(name), await self._now()
         if start.tzinfo is None or end.tzinfo is None or not start <= end <= now:
@@ -328,14 +328,14 @@ class Schedules:
         due = list(itertools.islice(found, MAX_BACKFILL + 1))
         if len(due) > MAX_BACKFILL:
             raise InvalidSchedule(f"from {start} to {end} are more than {MAX_BACKFILL} ticks: do it in parts")
-        return await self._fire(spec, [(tick_id(row, each), each) for each in due])
+        return await self._fire(spec, [(tick_id(row, tick), tick) for tick in due])
 
     @action("delete", "schedule", "name")
     async def delete(self, name: str) -> None:
         """Remove a schedule; the instances that it has started stay.
 
         Raises:
-            UnknownSchedule: there is none of this name.
+            UnknownSchedule: no schedule has this name.
             ScheduleDeclared: code declares it. A paused one is removed; if the newest code still declares it, a worker
                 creates it again.
         """

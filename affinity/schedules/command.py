@@ -72,7 +72,7 @@ def list_schedules(shell: Shell, *, app: str | None, page: PageOptions) -> None:
     found = with_client(shell, read)
     cursor = found[-1].name if len(found) == limit and not page.everything else None
     shell.show(
-        {"schedules": [asdict(each) for each in found], "next": cursor},
+        {"schedules": [asdict(schedule) for schedule in found], "next": cursor},
         lambda: table(_COLUMNS, map(_row, found), empty="no schedules"),
     )
     shell.show_cursor(cursor)
@@ -124,7 +124,7 @@ def _details(schedule: Schedule) -> list[tuple[str, object]]:
         ("when", schedule.timing),
         ("end", schedule.end),
         ("overlap", schedule.overlap),
-        ("next", ", ".join(f"{clock(each)} ({relative(each)})" for each in schedule.next_ticks) or None),
+        ("next", ", ".join(f"{clock(tick)} ({relative(tick)})" for tick in schedule.next_ticks) or None),
         ("last", schedule.last_tick),
         (
             "last instance",

@@ -32,7 +32,7 @@ def explain_schedule(row: ScheduleRow, workers: Iterable[WorkerInfo], now: datet
     """What the schedule waits for, by the database's clock."""
     overdue = 0.0 if row.next_due is None else (now - row.next_due).total_seconds()
     late = overdue if overdue >= LATE_SECONDS else None
-    serves = any(one.alive and not one.restarting and not one.draining for one in workers)
+    serves = any(worker.alive and not worker.restarting and not worker.draining for worker in workers)
     text = _state(row, serves=serves, is_late=late is not None)
     return TickReason(f"schedule {row.name!r} {text}", late)
 

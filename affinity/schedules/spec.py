@@ -257,7 +257,7 @@ def ticks(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
 
 
 def next_tick(spec: ScheduleSpec, after: datetime) -> datetime | None:
-    """The first tick behind a time; None: there is none."""
+    """Return the first tick after a time; None: no tick follows."""
     return next(ticks(spec, after), None)
 
 
@@ -348,7 +348,7 @@ def _instants(clock: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 def _timing_fields(options: ScheduleOptions) -> dict[str, Any]:
     cron, every, at = options.get("cron"), options.get("every"), options.get("at") or ()
-    if sum(each not in (None, ()) for each in (cron, every, tuple(at))) != 1:
+    if sum(timing not in (None, ()) for timing in (cron, every, tuple(at))) != 1:
         raise InvalidSchedule("a schedule needs one of cron=, every= and at=")
     zone, overlap, end = options.get("zone", "UTC"), options.get("overlap", "skip"), options.get("end")
     check_choice("overlap", overlap, Overlap, InvalidSchedule)
@@ -392,7 +392,7 @@ def _zone(zone: str) -> ZoneInfo:
 def _check_times(at: Sequence[datetime]) -> tuple[datetime, ...]:
     if len(at) > MAX_SCHEDULE_TIMES:
         raise InvalidSchedule(f"at has {len(at)} times, over the limit of {MAX_SCHEDULE_TIMES}")
-    return tuple(sorted({_check_time("at", each) for each in at}))
+    return tuple(sorted({_check_time("at", time) for time in at}))
 
 
 def _check_time(name: str, value: object) -> datetime:

@@ -1,4 +1,4 @@
-"""Schedules: a worker fires the ones that are due, and brings the ones that its code declares up to date.
+"""Schedules: a worker fires those that are due, and brings those that its code declares up to date.
 
 Any worker fires any schedule; it needs no code of what the schedule starts. A tick and the next due time are one write,
 from the revision that was read: of workers that fire the same tick one succeeds. A tick has an id of its own as well
@@ -405,7 +405,7 @@ class ScheduleLoops(GuestPart):
 
 def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
     """The newest version of an app's code that live workers run; None: none runs it."""
-    alive = [each for each in workers if each.alive and each.labels.get("app") == app]
+    alive = [worker for worker in workers if worker.alive and worker.labels.get("app") == app]
     newest = max(alive, key=lambda each: (each.code_since, each.code_version), default=None)
     return None if newest is None else newest.code_version
 

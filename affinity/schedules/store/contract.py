@@ -69,7 +69,7 @@ class ScheduleProvider(ProviderConnection, Protocol):
         whose id exists is not started again.
 
         Raises:
-            QuotaExceeded: as for `create_instance`, over all starts; nothing was written.
+            QuotaExceeded: see `create_instance`; over all starts. Nothing was written.
         """
         ...
 

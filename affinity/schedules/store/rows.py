@@ -15,5 +15,5 @@ to_schedule: Final = partial(to_record, ScheduleRow)
 
 def schedule_values(row: ScheduleRow) -> dict[str, Any]:
     """Return a schedule as JSON values, for a statement that writes it; times are Unix seconds."""
-    values = {each.name: getattr(row, each.name) for each in fields(row)}
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}

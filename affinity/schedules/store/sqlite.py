@@ -20,13 +20,13 @@ SQL: Final = load_statements(__package__, "sqlite.sql")
 
 
 def write(tx: Tx, writes: Sequence[ScheduleWrite]) -> list[bool]:
-    rows = tx.gather(SQL["known"], {"names": to_json([one.row.name for one in writes])})
+    rows = tx.gather(SQL["known"], {"names": to_json([write.row.name for write in writes])})
     known = {name: (generation, revision) for name, generation, revision in rows}
-    applied = [known.get(one.row.name) == _expected(one.row) for one in writes]
-    done = [one for one, ok in zip(writes, applied, strict=True) if ok]
-    create_all(tx, [new for one in done for new in one.starts])
-    tx.many(SQL["write"], [schedule_values(one.row) for one in done if not one.removed], {"now": tx.now})
-    tx.many(SQL["remove"], [one.row.name for one in done if one.removed])
+    applied = [known.get(write.row.name) == _expected(write.row) for write in writes]
+    done = [write for write, ok in zip(writes, applied, strict=True) if ok]
+    create_all(tx, [new for write in done for new in write.starts])
+    tx.many(SQL["write"], [schedule_values(write.row) for write in done if not write.removed], {"now": tx.now})
+    tx.many(SQL["remove"], [write.row.name for write in done if write.removed])
     return applied
 
 
