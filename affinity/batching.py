@@ -130,10 +130,13 @@ class Batcher(Generic[Request, Result]):
                 for _ in range(self._join_steps):
                     await asyncio.sleep(0)  # a checkpoint of anyio costs some times as much
                 left = self._take()
-                for batch in self._batches(left):
-                    await self._call(batch)
+                try:
+                    for batch in self._batches(left):
+                        await self._call(batch)
+                except Exception as error:  # of ``size_of``: nobody waits for ever
+                    _fail(left, error)
         except asyncio.CancelledError:
-            for pending in left:
+            for pending in (*left, *self._take()):
                 self._give_up(pending)
             raise
         finally:
@@ -159,6 +162,7 @@ class Batcher(Generic[Request, Result]):
                     results = await self._retry(call, unless=unless)
             else:
                 results = await self._retry(call, unless=unless)
+            answered = [*zip(batch, results, strict=True)]
         except LockTimeout as error:
             if len(batch) == 1 and unless:
                 self._call_aside(batch[0])
@@ -168,7 +172,7 @@ class Batcher(Generic[Request, Result]):
         except Exception as error:
             await self._handle_failure(batch, error)
             return
-        for pending, result in zip(batch, results, strict=True):
+        for pending, result in answered:
             if not pending.result.done():
                 pending.result.set_result(result)
 
@@ -180,9 +184,7 @@ class Batcher(Generic[Request, Result]):
             for half in (batch[:middle], batch[middle:]):
                 await self._call(half)
             return
-        for pending in batch:
-            if not pending.result.done():
-                pending.result.set_exception(error)
+        _fail(batch, error)
 
     def _call_aside(self, pending: _Pending[Request, Result]) -> None:
         task = self._start(self._finish(pending))
@@ -196,6 +198,12 @@ class Batcher(Generic[Request, Result]):
         except asyncio.CancelledError:
             self._give_up(pending)
             raise
+
+
+def _fail(failed: Sequence[_Pending[Any, Any]], error: Exception) -> None:
+    for pending in failed:
+        if not pending.result.done():
+            pending.result.set_exception(error)
 
 
 def batches(items: Sequence[T], size_of: Callable[[T], int] | None = None) -> Iterable[Sequence[T]]:

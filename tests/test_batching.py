@@ -60,6 +60,24 @@ async def test_calls_during_a_call_go_together_with_the_next() -> None:
     assert [len(call) for call in verb.calls] == [1, 98]
 
 
+async def test_a_verb_with_a_result_too_few_or_a_size_that_fails_leaves_nobody_waiting() -> None:
+    async def lose_one(numbers: Sequence[int]) -> Sequence[int]:
+        return numbers[1:]
+
+    async with client_batcher(lose_one) as batcher:
+        for lost in [batcher.submit(number) for number in (1, 2)]:
+            with anyio.fail_after(5), pytest.raises(ValueError, match="zip"):
+                await lost
+
+    def size_of(number: int) -> int:
+        return 1 // number
+
+    async with client_batcher(Verb().double, size_of=size_of) as batcher:
+        with anyio.fail_after(5), pytest.raises(ZeroDivisionError):
+            await batcher.submit(0)
+        assert await batcher.submit(1) == 2
+
+
 async def test_a_call_that_was_cancelled_before_it_was_sent_is_not_sent() -> None:
     verb = Verb()
     async with running(verb) as batcher:

@@ -28,17 +28,25 @@ class StorePart(Protocol):
 
 
 def composed(cls: type[T], parts: Callable[[], Iterable[StorePart]]) -> type[T]:
-    """Return the class of a provider with the verbs of these parts; itself, if it has them."""
+    """Return the class of a provider with the verbs of these parts; itself, if it has them.
+
+    A subclass may override them, and call them by `super`: they stand behind its own methods.
+    """
     whole: type[T] = _compose(cls, parts)  # type: ignore[arg-type]  # a class is hashable
     return whole
 
 
 @cache
 def _compose(cls: type, parts: Callable[[], Iterable[StorePart]]) -> type:
-    verbs = {name: verb for part in parts() for name, verb in part.verbs.items()}
-    if all(hasattr(cls, name) for name in verbs):
+    verbs = _verbs(parts)
+    if issubclass(cls, verbs):
         return cls
-    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__, **verbs})
+    return type(cls.__name__, (cls, verbs), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+@cache
+def _verbs(parts: Callable[[], Iterable[StorePart]]) -> type:
+    return type("GuestVerbs", (), {name: verb for part in parts() for name, verb in part.verbs.items()})
 
 
 def missing_verbs(provider: ProviderConnection, protocol: type) -> list[str]:

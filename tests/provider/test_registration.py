@@ -18,6 +18,8 @@ from affinity import migrate
 from affinity.cli import main
 from affinity.errors import InvalidOptions, InvalidUrl, SchemaMismatch
 from affinity.provider import change_rights, inspect_schema, open_provider
+from affinity.provider.sqlite import SqliteProvider
+from affinity.schedules.store.contract import schedules_of
 from tests.examples.blocks import CONTEXTS, ROOT, blocks_of
 
 PAGE: Final = ROOT / "docs" / "understand" / "provider-contract.md"
@@ -119,3 +121,18 @@ async def test_a_built_in_scheme_needs_no_metadata(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.metadata, "entry_points", fail)
     await migrate(sqlite_url)
     await (await open_provider(sqlite_url)).aclose()
+
+
+async def test_a_subclass_of_a_provider_overrides_the_verbs_of_guests(tmp_path: Path) -> None:
+    class Counting(SqliteProvider):
+        reads = 0
+
+        async def list_schedules(self, *args: Any, **conditions: Any) -> Any:
+            self.reads += 1
+            return await super().list_schedules(*args, **conditions)  # type: ignore[misc]
+
+    path = tmp_path / "a.db"
+    await migrate(f"sqlite:///{path}")
+    async with aclosing(await Counting.open(path)) as provider:
+        assert await schedules_of(provider).list_schedules() == []
+        assert (provider.reads, type(provider).__name__) == (1, "Counting")  # type: ignore[attr-defined]
