@@ -22,7 +22,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database
-    audit               the audit log: entries in the statements of verbs, list, remove
+    audit               the audit log: entries in the statements of actions, list, remove
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
@@ -41,6 +41,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
 
 Files that only this engine has:
 
+    actions             verbs that users call, and what guests add to their statements
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function
     rights              roles with the rights of a client or a worker

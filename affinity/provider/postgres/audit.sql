@@ -1,11 +1,8 @@
 -- write: entries, in a transaction of their own
 SELECT write_audit(%(entries)s)
 
--- write_effects: the end of a statement with `result` and `audit_effects`: its rows, when the entries are written
-audit_written AS MATERIALIZED (
-    SELECT write_effects(%(audit_entries)s, array_agg(e.place::bigint), array_agg(e.outcome::text)) FROM audit_effects e
-)
-SELECT r.* FROM result r CROSS JOIN audit_written
+-- write_effects: the entries of an action, of which `action_effects` has the effects
+SELECT write_effects(%(audit_entries)s, array_agg(e.place::bigint), array_agg(e.outcome::text)) FROM action_effects e
 
 -- list: one page of entries, newest first
 SELECT a.entry_id, a.at, a.stated_user, a.source, a.role, a.action, a.kind, a.target, a.outcome, a.succeeded, a.details

@@ -8,7 +8,7 @@ from typing import Any, Final, LiteralString
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import to_instance
@@ -52,7 +52,7 @@ async def delete_instance(
     db: Database, instance_ids: Sequence[str], *, force: bool = False, tree: bool = True
 ) -> Sequence[Deletion]:
     params = {"instance": Texts(instance_ids), "force": force, "tree": tree}
-    asked = with_entries(db.entries, _SQL["delete"], _SQL["deleted"], params)
+    asked = with_shares(db.shares, _SQL["delete"], _SQL["deleted"], params)
     doomed: dict[str, bool] = dict(await db.connections.deletions.run(*asked))
     deletions: list[Deletion] = []
     for instance_id in instance_ids:

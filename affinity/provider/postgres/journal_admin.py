@@ -12,7 +12,7 @@ from psycopg.types.numeric import Int8
 from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS
 from affinity.provider.listing import list_portions
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, same_time
@@ -51,13 +51,13 @@ async def _read_portion(db: Database, where: JournalFilter, window: int, limit: 
 
 async def describe_journal(db: Database, session_id: str, kind: str, changes: Description) -> bool:
     params = {"session": session_id, "kind": kind, "changes": json.dumps(changes)}
-    asked = with_entries(db.entries, _SQL["describe"], _SQL["described"], params)
+    asked = with_shares(db.shares, _SQL["describe"], _SQL["described"], params)
     ((found,),) = await db.connections.misc.run(*asked)
     return bool(found)
 
 
 async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[bool]:
-    asked = with_entries(db.entries, _SQL["delete"], _SQL["deleted"], {"session": Texts(session_ids)})
+    asked = with_shares(db.shares, _SQL["delete"], _SQL["deleted"], {"session": Texts(session_ids)})
     ((deleted,),) = await db.connections.misc.run(*asked)
     left = set(deleted or ())
     outcomes: list[bool] = []
@@ -89,5 +89,5 @@ async def prune_journals(
         "dry_run": dry_run,
     }
     statement = _SQL["prune_all" if everything else "prune"]
-    ((removed, goes_on),) = await db.connections.misc.run(*with_entries(db.entries, statement, _SQL["pruned"], params))
+    ((removed, goes_on),) = await db.connections.misc.run(*with_shares(db.shares, statement, _SQL["pruned"], params))
     return JournalPruning(entries=removed, after=goes_on)

@@ -31,7 +31,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import Hint
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Texts
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
@@ -129,7 +129,7 @@ async def append_journal(
 async def _run_append(
     db: Database, statement: LiteralString, effects: LiteralString, params: Params, behind: Statement | None
 ) -> list[Row]:
-    statement, params = with_entries(db.entries, statement, effects, params)
+    statement, params = with_shares(db.shares, statement, effects, params)
     for _ in range(1, _MAX_ROUNDS):
         try:
             return await db.connections.quick.run(statement, params, behind=behind)

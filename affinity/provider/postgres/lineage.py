@@ -10,7 +10,7 @@ from typing import Any, Final
 from affinity.errors import AccessDenied
 from affinity.journal import CreationResult, InheritedRequest, JournalCreation, JournalLineage
 from affinity.provider.lineage import to_lineage
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
@@ -25,7 +25,7 @@ async def create_journals(db: Database, creations: Sequence[JournalCreation]) ->
     statement = _SQL["client_create" if db.as_client and not is_more else "create"]
     try:
         params = {"creation": Texts(documents)}
-        rows = await db.connections.rows.run(*with_entries(db.entries, statement, _SQL["created"], params))
+        rows = await db.connections.rows.run(*with_shares(db.shares, statement, _SQL["created"], params))
     except AccessDenied as error:
         if not is_more:
             raise

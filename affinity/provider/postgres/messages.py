@@ -7,7 +7,7 @@ from typing import Final, LiteralString
 
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Floats, Ints, Packed, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Database, flags
@@ -49,11 +49,11 @@ def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "
 
 
 STARTED: Final = _SQL["started"]
-"""The effects of a statement that starts instances, for `with_entries`."""
+"""The effects of a statement that starts instances, for `with_shares`."""
 
 
 async def _started(db: Database, statement: str, params: Params, count: int) -> Sequence[bool]:
-    rows = await db.connections.quick.run(*with_entries(db.entries, _SQL[statement], STARTED, params))
+    rows = await db.connections.quick.run(*with_shares(db.shares, _SQL[statement], STARTED, params))
     return created_of(rows, count)
 
 
@@ -79,7 +79,7 @@ async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence
     if has_keys or db.as_client:
         params["key"] = Texts([message.key for message in messages])
     deliveries: list[Delivery] = ["unknown"] * len(messages)
-    for n, delivery in await db.connections.quick.run(*with_entries(db.entries, statement, _SQL["sent"], params)):
+    for n, delivery in await db.connections.quick.run(*with_shares(db.shares, statement, _SQL["sent"], params)):
         deliveries[n - 1] = delivery
     return deliveries
 

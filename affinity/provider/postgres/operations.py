@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import accumulate, count, pairwise
 from typing import LiteralString, NamedTuple
@@ -14,13 +14,21 @@ from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params, Row
 
 
+class ActionShare(NamedTuple):
+    """What a guest adds to one call of an action; see `affinity.provider.postgres.actions`."""
+
+    query: LiteralString  # of ``action_effects (place, outcome)``, the effects of the action; has one row
+    params: Params
+    note: Callable[[object], Awaitable[None]]  # receives the result, when the statement has ended
+
+
 class Database:
     """Connections, and tokens for locks. Every operation of the provider is a function of it and of its arguments."""
 
     def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
         self.connections: Connections = connections
         self.as_client = as_client  # writes go through the functions for clients, which check what they are given
-        self.entries: str | None = None  # of the audited verb that is called, for `with_entries`; None: without a user
+        self.shares: Sequence[ActionShare] = ()  # of guests in the action that is called, for `with_shares`
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 

@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import PlannedMove, PlanOutcome, TakenSession, WorkerIdentity
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.fetching import CLAIM_ALONE
 from affinity.provider.postgres.operations import Database, caller_params
@@ -29,7 +29,7 @@ async def move_session(db: Database, moves: Sequence[PlannedMove]) -> Sequence[P
         "reason": [move.reason for move in moves],
         "reroute": Int8(MAX_REROUTE),
     }
-    plan, params = with_entries(db.entries, _SQL["plan"], _SQL["planned"], params)
+    plan, params = with_shares(db.shares, _SQL["plan"], _SQL["planned"], params)
     *_, rows = await db.connections.rows.pipeline((_SQL["lock"], plan), params)
     return [outcome for _, outcome in rows]
 

@@ -38,7 +38,7 @@ from affinity.provider.postgres import (
 )
 from affinity.provider.postgres import hints as hinting
 from affinity.provider.postgres import sweep as sweeping
-from affinity.provider.postgres.audit import audited
+from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -74,7 +74,7 @@ class PostgresProvider(Database):
 
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
-    * A verb that a user calls (`audited`) writes its entries by the same statement, while a user is stated.
+    * A verb that users call (`acts`) does the shares of guests by the same statement, while a user is stated.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
       that order skips locked ones.
@@ -210,7 +210,7 @@ class PostgresProvider(Database):
     # -- sessions
 
     report_session_moves: Final = moves.report_session_moves
-    release_session: Final = audited("session", releasing.release_session)
+    release_session: Final = acts("session", releasing.release_session)
     release_idle_session: Final = releasing.release_idle_session
 
     # -- orchestrations
@@ -231,9 +231,9 @@ class PostgresProvider(Database):
 
     # -- the client
 
-    create_instance: Final = audited("instance", messages.create_instance)
-    restart_instance: Final = audited("instance", messages.restart_instance)
-    send_message: Final = audited("instance", messages.send_message)
+    create_instance: Final = acts("instance", messages.create_instance)
+    restart_instance: Final = acts("instance", messages.restart_instance)
+    send_message: Final = acts("instance", messages.send_message)
     get_replies: Final = replies.get_replies
     get_instance: Final = instances.get_instance
     list_instances: Final = instances.list_instances
@@ -244,23 +244,23 @@ class PostgresProvider(Database):
     measure_queues: Final = management.measure_queues
     sample_waiting_work: Final = management.sample_waiting_work
     count_instances: Final = management.count_instances
-    resume_instance: Final = audited("instance", suspension.resume_instance)
-    reset_instance: Final = audited("instance", reset.reset_instance)
-    delete_instance: Final = audited("instance", instances.delete_instance)
-    prune_instances: Final = audited("", retention.prune_instances)
-    prune_histories: Final = audited("", retention.prune_histories)
-    move_session: Final = audited("session", planned_moves.move_session)
+    resume_instance: Final = acts("instance", suspension.resume_instance)
+    reset_instance: Final = acts("instance", reset.reset_instance)
+    delete_instance: Final = acts("instance", instances.delete_instance)
+    prune_instances: Final = acts("", retention.prune_instances)
+    prune_histories: Final = acts("", retention.prune_histories)
+    move_session: Final = acts("session", planned_moves.move_session)
     take_session: Final = planned_moves.take_session
-    set_drain_wanted: Final = audited("worker", workers.set_drain_wanted)
+    set_drain_wanted: Final = acts("worker", workers.set_drain_wanted)
     list_sessions: Final = sessions.list_sessions
     list_session_moves: Final = moves.list_session_moves
     list_workers: Final = workers.list_workers
     list_code: Final = workers.list_code
     desired_workers: Final = workers.desired_workers
     get_load: Final = rebalancing.get_load
-    suspend_rebalancing: Final = audited("", rebalancing.suspend_rebalancing)
+    suspend_rebalancing: Final = acts("", rebalancing.suspend_rebalancing)
     get_quotas: Final = quotas.get_quotas
-    set_quotas: Final = audited("", quotas.set_quotas)
+    set_quotas: Final = acts("", quotas.set_quotas)
 
     # -- the audit log
 
@@ -278,22 +278,22 @@ class PostgresProvider(Database):
 
     # -- journals
 
-    append_journal: Final = audited("journal", journals.append_journal)
+    append_journal: Final = acts("journal", journals.append_journal)
     get_pending: Final = journals.get_pending
     read_journal: Final = journals.read_journal
     get_wakes: Final = journals.get_wakes
     write_stream: Final = streams.write_stream
-    create_journals: Final = audited("journal", lineage.create_journals)
+    create_journals: Final = acts("journal", lineage.create_journals)
     get_lineage: Final = lineage.get_lineage
     retract_stream: Final = streams.retract_stream
     begin_wait: Final = activity_waits.begin_wait
     end_wait: Final = activity_waits.end_wait
     get_waits: Final = activity_waits.get_waits
     list_journals: Final = journal_admin.list_journals
-    describe_journal: Final = audited("journal", journal_admin.describe_journal)
+    describe_journal: Final = acts("journal", journal_admin.describe_journal)
     list_requests: Final = open_requests.list_requests
-    delete_journal: Final = audited("journal", journal_admin.delete_journal)
-    prune_journals: Final = audited("", journal_admin.prune_journals)
+    delete_journal: Final = acts("journal", journal_admin.delete_journal)
+    prune_journals: Final = acts("", journal_admin.prune_journals)
     watch_journals: Final = streams.watch_journals
     notify_journals: Final = streams.notify_journals
 

@@ -7,7 +7,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Quotas
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
 
@@ -23,4 +23,4 @@ async def get_quotas(db: Database) -> Quotas:
 async def set_quotas(db: Database, limits: Quotas) -> None:
     """Needs the rights of the role that migrated."""
     params = {name: None if (most := getattr(limits, name)) is None else Int8(most) for name in _QUOTAS}
-    await db.connections.rows.run(*with_entries(db.entries, _SQL["set_quotas"], _SQL["quotas_set"], params))
+    await db.connections.rows.run(*with_shares(db.shares, _SQL["set_quotas"], _SQL["quotas_set"], params))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from affinity.provider.contract import FleetLoad, WorkerIdentity
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.operations import Database, caller_params
 from affinity.provider.rows import to_load
 from affinity.provider.statements import load_statements
@@ -25,4 +25,4 @@ async def get_load(db: Database, identity: WorkerIdentity | None = None, *, held
 
 async def suspend_rebalancing(db: Database, *, suspended: bool) -> None:
     params = {"suspended": suspended}
-    await db.connections.rows.run(*with_entries(db.entries, _SQL["suspend"], _SQL["suspended"], params))
+    await db.connections.rows.run(*with_shares(db.shares, _SQL["suspend"], _SQL["suspended"], params))

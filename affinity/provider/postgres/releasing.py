@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import OFFER_SECONDS, FetchOptions, IdleSession, SessionRelease, WorkerIdentity
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import Database, caller_params
@@ -26,7 +26,7 @@ def release_params(session_ids: Sequence[str]) -> Params:
 
 
 async def release_session(db: Database, session_ids: Sequence[str]) -> Sequence[SessionRelease]:
-    asked = with_entries(db.entries, _SQL["release"], _SQL["released"], release_params(session_ids))
+    asked = with_shares(db.shares, _SQL["release"], _SQL["released"], release_params(session_ids))
     ((outcomes,),) = await db.connections.rows.run(*asked)
     return list(outcomes)
 

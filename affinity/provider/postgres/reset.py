@@ -7,7 +7,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Reset
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.messages import message_columns
 from affinity.provider.postgres.operations import Database
@@ -41,5 +41,5 @@ async def reset_instance(db: Database, reset: Reset) -> bool:
     if restricted := [item for item in items if item.is_restricted]:
         statement += ", " + RESTRICT
         params.update(restriction_params(restricted))
-    ((done, *_),) = await db.connections.quick.run(*with_entries(db.entries, statement, _SQL["was_reset"], params))
+    ((done, *_),) = await db.connections.quick.run(*with_shares(db.shares, statement, _SQL["was_reset"], params))
     return bool(done)

@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import PRUNE_EVENTS, PRUNE_WINDOW
 from affinity.provider.contract import HistoryPruning, InstancePruning
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
@@ -38,7 +38,7 @@ async def prune_former(
     if dry_run:
         ((executions,),) = await db.connections.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
         return HistoryPruning(executions=executions, limit_reached=False)
-    asked = with_entries(db.entries, _SQL["prune_histories"], _SQL["pruned_histories"], bounds)
+    asked = with_shares(db.shares, _SQL["prune_histories"], _SQL["pruned_histories"], bounds)
     ((executions, more),) = await db.connections.misc.run(*asked)
     return HistoryPruning(executions=executions, limit_reached=more)
 
@@ -68,6 +68,6 @@ async def prune(
         "largest": None if largest is None else Int8(largest),
         "dry_run": dry_run,
     }
-    asked = with_entries(db.entries, _SQL["prune"], _SQL["pruned"], params)
+    asked = with_shares(db.shares, _SQL["prune"], _SQL["pruned"], params)
     ((roots, instances, next_after),) = await db.connections.misc.run(*asked)
     return InstancePruning(roots=roots, instances=instances, after=next_after)

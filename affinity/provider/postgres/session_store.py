@@ -14,11 +14,11 @@ from psycopg.types.numeric import Int8
 from affinity.audit import AuditedCall, users_on
 from affinity.errors import Contention
 from affinity.limits import DELETE_STEP
-from affinity.provider.postgres.audit import expected_entries, note_result, with_entries
+from affinity.provider.postgres.actions import note_result, shares_of, with_shares
 from affinity.provider.postgres.driver.arrays import Blob, Blobs, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.operations import same_time
+from affinity.provider.postgres.operations import ActionShare, same_time
 from affinity.provider.rows import to_session_record, to_session_summary, write_conflict
 from affinity.provider.statements import load_statements, with_parts
 from affinity.records import (
@@ -113,7 +113,7 @@ class PostgresSessionStore:
             part = rows[first : first + step]
             delete, targets = partial(_delete_step, self._connections, statement, part), named[first : first + step]
             if dry_run:
-                removed |= await delete(None)
+                removed |= await delete(())
             else:
                 removed |= await self._act("delete_record", targets, delete, partial(_are_in, targets))
         return [session_id for session_id in named if session_id in removed]
@@ -122,16 +122,16 @@ class PostgresSessionStore:
         self,
         name: str,
         targets: Sequence[str],
-        work: Callable[[str | None], Awaitable[T]],
+        work: Callable[[Sequence[ActionShare]], Awaitable[T]],
         judge: Callable[[T], object],
     ) -> T:
-        """Call ``work`` with what `with_entries` takes; ``judge`` gives what `Acting.entries` takes of its result."""
+        """Call ``work`` with what `with_shares` takes; ``judge`` gives what `note_result` takes of its result."""
         users = users_on(self.database)
         if users is None:
-            return await work(None)
-        call = AuditedCall(name, "session", targets)
-        result = await work(expected_entries(users, call))
-        await note_result(users, call, judge(result))
+            return await work(())
+        shares = shares_of(users, AuditedCall(name, "session", targets))
+        result = await work(shares)
+        await note_result(shares, judge(result))
         return result
 
     async def list(self, where: SessionFilter, limit: int) -> Sequence[SessionSummary]:
@@ -162,16 +162,16 @@ class PostgresSessionStore:
         return [to_session_summary(row, same_time) for row in rows]
 
 
-async def _save(connections: Connections, params: Params, entries: str | None) -> Sequence[Any]:
+async def _save(connections: Connections, params: Params, shares: Sequence[ActionShare]) -> Sequence[Any]:
     try:
         ((overtaken, *verdict),) = await connections.states.run(
-            *with_entries(entries, _SQL["save"], _SQL["saved"], params)
+            *with_shares(shares, _SQL["save"], _SQL["saved"], params)
         )
     except Contention as error:
         if error.code != UniqueViolation.sqlstate:
             raise
         overtaken = True  # another writer was first: now there is a record
-    return await _save(connections, params, entries) if overtaken else verdict
+    return await _save(connections, params, shares) if overtaken else verdict
 
 
 def _is_saved(verdict: Sequence[Any]) -> bool:
@@ -186,14 +186,14 @@ async def delete_records(connections: Connections, seen: Mapping[str, tuple[int,
         for name, (version, generation) in seen.items()
     ]
     statement = with_parts(_SQL["delete"], frozenset({"idle", "real"}))
-    return await _delete_step(connections, statement, rows, None) if rows else set()
+    return await _delete_step(connections, statement, rows, ()) if rows else set()
 
 
 async def _delete_step(
-    connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]], entries: str | None
+    connections: Connections, statement: LiteralString, rows: Sequence[Mapping[str, Any]], shares: Sequence[ActionShare]
 ) -> set[str]:
     params = {"named": json.dumps(rows), "targets": [row["session_id"] for row in rows]}
-    asked = with_entries(entries, statement, _SQL["deleted"], params)
+    asked = with_shares(shares, statement, _SQL["deleted"], params)
     removed: set[str | None] = {None}
     while None in removed:  # a session was overtaken
         # Planned each time: a long deletion makes tables grow for which an older plan would read all rows.

@@ -8,7 +8,7 @@ from typing import Final
 from psycopg.types.numeric import Int8
 
 from affinity.provider.contract import Resumption, Suspend, WorkerIdentity
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Bools, Ints, Texts
 from affinity.provider.postgres.operations import Database, caller_params, flags
 from affinity.provider.statements import load_statements
@@ -43,7 +43,7 @@ async def retry_suspended(
 
 async def resume_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[Resumption]:
     params = {"instance": Texts(instance_ids)}
-    rows = await db.connections.quick.run(*with_entries(db.entries, _SQL["resume"], _SQL["resumed"], params))
+    rows = await db.connections.quick.run(*with_shares(db.shares, _SQL["resume"], _SQL["resumed"], params))
     suspended: dict[str, bool] = dict(rows)
     resumptions: list[Resumption] = []
     for instance_id in instance_ids:

@@ -17,7 +17,7 @@ from affinity.provider.contract import (
     WorkerLease,
     WorkerProfile,
 )
-from affinity.provider.postgres.audit import with_entries
+from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.timeline import ESTABLISH
 from affinity.provider.postgres.operations import Database, caller_params, same_time
 from affinity.provider.rows import to_code, to_worker, worker_fenced
@@ -87,7 +87,7 @@ async def drain_worker(
 async def set_drain_wanted(db: Database, worker_id: str, *, wanted: bool) -> bool:
     params = {"worker": worker_id, "wanted": wanted}
     return bool(
-        await db.connections.rows.run(*with_entries(db.entries, _SQL["want_drain"], _SQL["drain_wanted"], params))
+        await db.connections.rows.run(*with_shares(db.shares, _SQL["want_drain"], _SQL["drain_wanted"], params))
     )
 
 

@@ -10,7 +10,7 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_PAGE, PRUNE_WINDOW
 from affinity.provider.contract import Retention
-from affinity.provider.postgres.audit import audited, with_entries
+from affinity.provider.postgres.actions import acts, with_shares
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.messages import STARTED, created_of, instance_columns
 from affinity.provider.postgres.operations import Database
@@ -33,7 +33,7 @@ async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequ
         **instance_columns([new for _, new in starts]),
     }
     statement = _SQL["client_write" if db.as_client else "write"]
-    written = await db.connections.misc.run(*with_entries(db.entries, statement, STARTED, params))
+    written = await db.connections.misc.run(*with_shares(db.shares, statement, STARTED, params))
     return created_of(written, len(writes))
 
 
@@ -72,7 +72,7 @@ async def remove_ended(db: Database, keep: Retention) -> tuple[int, bool]:
 
 PART: Final = PostgresPart(
     verbs={
-        "write_schedules": audited("schedule", write_schedules),
+        "write_schedules": acts("schedule", write_schedules),
         "get_due_schedules": get_due_schedules,
         "list_schedules": list_schedules,
     },
