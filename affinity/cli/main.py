@@ -45,7 +45,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Sessions, conversations, schedules": {
         "sessions": ("sessions.sessions", "Show and manage sessions: leases and records."),
-        "conversation": ("conversation.conversation", "Show, ask and answer conversations."),
+        "conversation": ("affinity.conversation.command.conversation", "Show, ask and answer conversations."),
         "schedules": ("affinity.schedules.command.schedules", "Show, create, pause and trigger schedules."),
     },
     "Operate": {

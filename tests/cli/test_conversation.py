@@ -12,9 +12,9 @@ import anyio
 import pytest
 
 import affinity
-from affinity.cli.conversation.show import line_of
 from affinity.cli.help import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.conversation import ToolEnded, ToolStarted, UserMessage
+from affinity.conversation.command.show import line_of
 from affinity.journal import Description
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats

@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeVar
 import click
 
 from affinity.cli.arguments import FORCE, JSON, LABEL
-from affinity.cli.conversation.opening import event_of, with_conversation
 from affinity.cli.output import printable
 from affinity.cli.shell import Shell, command, confirm
 from affinity.conversation import ConversationHandle, Reply
+from affinity.conversation.command.opening import event_of, with_conversation
 from affinity.conversation.handle import DELETE_SECONDS
 from affinity.journal import Description
 from affinity.orchestration.definitions import MISSING

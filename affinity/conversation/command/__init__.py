@@ -1,7 +1,7 @@
 """The group ``affinity conversation``.
 
 ==========  ==============================================================
-command     the group
+group       the group
 opening     the handle of a conversation, of the kind that its journal has
 show        what a conversation is and what happened in it
 send        sends events to it
@@ -9,6 +9,6 @@ lineage     where it comes from
 ==========  ==============================================================
 """
 
-from affinity.cli.conversation.command import conversation
+from affinity.conversation.command.group import conversation
 
 __all__ = ["conversation"]

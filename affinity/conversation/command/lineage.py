@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.conversation.opening import with_conversation
 from affinity.cli.output import printable, table
 from affinity.cli.shell import Shell, command
 from affinity.conversation import Ancestor, ConversationHandle
+from affinity.conversation.command.opening import with_conversation
 
 _COLUMNS = ("DISTANCE", "CONVERSATION", "MADE BY", "AT", "HOME", "CREATED")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.conversation import lineage, retention, send, show
 from affinity.cli.help import HelpGroup
+from affinity.conversation.command import lineage, retention, send, show
 
 
 @click.group(cls=HelpGroup)

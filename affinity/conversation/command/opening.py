@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from affinity.cli.shell import Shell, with_client
-from affinity.composed.client import Client
+from affinity.client import KernelClient
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.events import EventTypes, unknown_fields
 from affinity.conversation.kinds import NOUN, ConversationKind
@@ -23,7 +23,7 @@ TYPES = EventTypes()
 
 
 async def open_conversation(
-    client: Client, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
+    client: KernelClient, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
 ) -> ConversationHandle:
     """The handle of a conversation. ``kind``: of a new conversation; ``sent``: an event to check before it is sent.
 
@@ -54,7 +54,7 @@ def with_conversation(
 ) -> T:
     """Do ``work`` with the handle of a conversation; see `open_conversation`."""
 
-    async def run(client: Client) -> T:
+    async def run(client: KernelClient) -> T:
         return await work(await open_conversation(client, conversation_id, kind, sent))
 
     return with_client(shell, run)
