@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
@@ -14,18 +13,13 @@ from affinity.audit import record_refusal
 from affinity.composed.client import Client
 from affinity.console.access import Access, Action
 from affinity.console.pages.base import given, number, required
-from affinity.console.pages.conversations import handle_of
 from affinity.console.pages.instances import FILTERS, TOGETHER, matching
 from affinity.console.rendering import query
 from affinity.console.requests import Refused
-from affinity.conversation import ConversationHandle, UserMessage
-from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance, WaitTimeout, WakeFailed
+from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance
 from affinity.guests import modules
 
 logger: logging.Logger = logging.getLogger("affinity.console")
-
-ASK_SECONDS: Final = 30.0
-"""For how long a form waits for the reply to what it asks."""
 
 Form: TypeAlias = Mapping[str, str]
 
@@ -72,66 +66,20 @@ async def _do(client: Client, name: str, verb: Verb, form: Form, access: Access)
     return form.get("back", "/") if verb.then is None else verb.then(form)
 
 
-async def _talk(client: Client, form: Form) -> ConversationHandle:
-    found = await client.get_conversation(form["conversation"])
-    return handle_of(client, found.conversation_id, found.kind)
+def json_of(form: Form, name: str) -> Any:
+    """Return the value of a field that has JSON.
 
-
-async def _answer(client: Client, form: Form) -> int:
-    answer: dict[str, Any] = {"reason": form.get("reason", "")}
-    match form.get("answer"):
-        case "allow" | "refuse" as word:
-            answer["allowed"] = word == "allow"
-        case "result" | "error" as word:
-            answer = {"result": _json_of(form, "result"), "is_error": word == "error"}
-        case _:
-            raise InvalidInput("answer with allow, refuse, result or error")
-    return await (await _talk(client, form)).answer(required(form, "request"), **answer)
-
-
-def _json_of(form: Form, name: str) -> Any:
+    Raises:
+        InvalidInput: it has none.
+    """
     try:
         return json.loads(form.get(name, ""))
     except (ValueError, RecursionError):
         raise InvalidInput(f'{name} is no JSON: a text stands in quotes, as "done"') from None
 
 
-async def _send(client: Client, form: Form) -> int:
-    return await (await _talk(client, form)).send(UserMessage(required(form, "text")))
-
-
-async def _ask(client: Client, form: Form) -> str:
-    """Send, and wait a while for the reply: the page that comes then has it."""
-    with suppress(WaitTimeout, WakeFailed):
-        await (await _talk(client, form)).ask(UserMessage(required(form, "text")), timeout=ASK_SECONDS)
-        return "replied"
-    return "sent, without a reply yet"
-
-
-async def _interrupt(client: Client, form: Form) -> int:
-    cancel = bool(form.get("cancel"))
-    return await (await _talk(client, form)).interrupt(cancel_running=cancel, reason=form.get("reason", ""))
-
-
-async def _try_again(client: Client, form: Form) -> bool:
-    return await (await _talk(client, form)).resume()
-
-
-async def _terminate(client: Client, form: Form) -> None:
-    await (await _talk(client, form)).terminate(reason=form.get("reason", ""))
-
-
-async def _fork(client: Client, form: Form) -> str:
-    made = await (await _talk(client, form)).fork(required(form, "new"), at=number(form, "at"))
-    return made.conversation_id
-
-
-def _forked(form: Form) -> str:
-    return f"/conversation?{query(id=form['new'])}"
-
-
 async def _raise(client: Client, form: Form) -> None:
-    await client.raise_event(form["instance"], required(form, "name"), _json_of(form, "data"))
+    await client.raise_event(form["instance"], required(form, "name"), json_of(form, "data"))
 
 
 async def _cancel_matching(client: Client, form: Form) -> str:
@@ -197,22 +145,15 @@ def _done(outcome: str, *good: str) -> str:
 
 
 _VERBS: Final[Mapping[str, Verb]] = {
-    "answer": Verb("answer", "conversation", _answer),
-    "ask": Verb("converse", "conversation", _ask),
     "cancel": Verb("cancel", "instance", lambda c, f: c.cancel(f["instance"], f.get("reason", "")), confirmed=True),
     "delete": Verb(
         "delete", "instance", lambda c, f: c.delete(f["instance"]), confirmed=True, then=lambda f: "/instances"
     ),
     "delete-record": Verb("delete", "session", _delete_record, confirmed=True, then=lambda f: "/sessions"),
-    "fork": Verb("converse", "conversation", _fork, then=_forked),
-    "interrupt": Verb("converse", "conversation", _interrupt),
     "cancel-matching": Verb("cancel", "count", _cancel_matching, confirmed=True, then=_listed),
     "resume-matching": Verb("resume", "count", _resume_matching, confirmed=True, then=_listed),
     "raise": Verb("raise", "instance", _raise),
     "reset": Verb("reset", "instance", _reset, confirmed=True),
-    "send": Verb("converse", "conversation", _send),
-    "terminate": Verb("cancel", "conversation", _terminate, confirmed=True),
-    "try-again": Verb("converse", "conversation", _try_again),
     "resume": Verb("resume", "instance", lambda c, f: c.resume(f["instance"])),
     "rebalance": Verb("move", "what", lambda c, f: c.suspend_rebalancing(suspended=f["what"] == "suspend")),
     "release": Verb("release", "session", _release),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -23,12 +23,12 @@ from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.callbacks import call_async, check_result
 from affinity.console.pages import Page, menu, pages
+from affinity.console.pages.base import Pieces, Query, Silence
 from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
 from affinity.console.recent import SECONDS, Recent
 from affinity.console.rendering import render, static_file, static_version
 from affinity.console.requests import COOKIE, HEADERS, Refused, new_secret, read_form, token_of
-from affinity.console.streams import SaidNow, SaidPieces
 
 LIVE_SILENCE: Final = 15.0
 """Seconds after which a live update without a change says that it is alive."""
@@ -88,7 +88,9 @@ class Console(ClosedBlock):
         self._opening = asyncio.Lock()
         self._client: Client | None = None if isinstance(database, str) else database
         self._recent = Recent[_Read]()
-        self._said = SaidNow(lambda: Payloads(redact))
+        self._sources = {
+            page.path: page.live(lambda: Payloads(redact)) for page in pages().values() if page.live is not None
+        }
         self._live_pages = 0
         routes = [Route(page.path, partial(self._page, page=page)) for page in pages().values()]
         app = Starlette(
@@ -178,17 +180,20 @@ class Console(ClosedBlock):
         return render(page.template, {"data": values, **frame})
 
     async def _live(self, request: Request, page: Page) -> AsyncIterator[str]:
-        """The page, each time that it is another one, and of a conversation what is said meanwhile."""
-        said_in = request.query_params.get("id") if page.path == "/conversation" else None
+        """Send the page each time that it is another one, and what its source sends between two reads."""
         self._live_pages += 1
         try:
-            async with self._said.follow(await self._open(), said_in) as pieces:
+            async with self._follow(page, await self._open(), dict(request.query_params)) as pieces:
                 async for event in self._live_events(request, page, pieces):
                     yield event
         finally:
             self._live_pages -= 1
 
-    async def _live_events(self, request: Request, page: Page, pieces: SaidPieces) -> AsyncIterator[str]:
+    def _follow(self, page: Page, client: Client, query: Query) -> AbstractAsyncContextManager[Pieces]:
+        source = self._sources.get(page.path)
+        return nullcontext(Silence()) if source is None else source.follow(client, query)
+
+    async def _live_events(self, request: Request, page: Page, pieces: Pieces) -> AsyncIterator[str]:
         seen, silent = request.headers.get("last-event-id"), 0.0
         while not await request.is_disconnected():
             try:

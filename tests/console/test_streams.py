@@ -7,8 +7,8 @@ import json
 import pytest
 
 from affinity.console.payloads import MAX_SHOWN
-from affinity.console.streams import Said, SaidPieces
 from affinity.conversation import Retracted, Streamed
+from affinity.conversation.page.live import Said, SaidPieces
 
 pytestmark = pytest.mark.anyio
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from affinity.console.pages import audit, conversations, instances, overview, sessions, workers
+from affinity.console.pages import audit, instances, overview, sessions, workers
 from affinity.console.pages.base import Page
 from affinity.guests import modules
 
@@ -19,16 +19,11 @@ _PAGES = {
         Page("/instances", "Instances", "instances.html", instances.instances),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/reset", "Reset", "reset.html", instances.reset),
-        Page("/conversations", "Conversations", "conversations.html", conversations.conversations),
-        Page("/conversation", "Conversation", "conversation.html", conversations.conversation),
-        Page("/wake", "Wake", "wake.html", conversations.wake),
-        Page("/approvals", "Approvals", "approvals.html", conversations.approvals),
-        Page("/approval", "Approval", "approval.html", conversations.approval),
         Page("/audit", "Audit", "audit.html", audit.audit),
     )
 }
 
-_FIRST = ("/", "/instances", "/sessions", "/workers", "/conversations", "/approvals")
+_FIRST = ("/", "/instances", "/sessions", "/workers")
 _LAST = ("/audit",)
 
 

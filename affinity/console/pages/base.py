@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
+
+import anyio
 
 from affinity.composed.client import Client
 from affinity.console.payloads import Payloads
@@ -18,6 +21,33 @@ Query: TypeAlias = Mapping[str, str]
 Load: TypeAlias = Callable[[Client, Query, Payloads], Awaitable[dict[str, Any]]]
 
 
+class Pieces(Protocol):
+    """What a page sends to one browser between two reads."""
+
+    def during(self, seconds: float) -> AsyncIterator[str]:
+        """Return the server-sent events that come in this time; it takes all of it."""
+        ...
+
+
+class Silence:
+    """Sends nothing."""
+
+    async def during(self, seconds: float) -> AsyncIterator[str]:
+        """Wait."""
+        await anyio.sleep(seconds)
+        nothing: tuple[str, ...] = ()
+        for event in nothing:
+            yield event
+
+
+class Live(Protocol):
+    """The source of what a page sends between two reads, for all browsers that look."""
+
+    def follow(self, client: Client, query: Query) -> AbstractAsyncContextManager[Pieces]:
+        """Follow what this address names, within the block."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page of the console."""
@@ -27,6 +57,7 @@ class Page:
     template: str  # of the console, or of a guest: ``schedules/page.html``
     load: Load
     is_in_menu: bool = False  # of a guest's page
+    live: Callable[[Callable[[], Payloads]], Live] | None = None  # is given how to show values
 
 
 def required(query: Query, name: str) -> str:

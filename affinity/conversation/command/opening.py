@@ -1,4 +1,4 @@
-"""The handle of a conversation that is known by its id only: the journal gives its kind."""
+"""Opening the handle of a conversation by its id; the journal has its kind."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TYPES = EventTypes()
 async def open_conversation(
     client: KernelClient, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
 ) -> ConversationHandle:
-    """The handle of a conversation. ``kind``: of a new conversation; ``sent``: an event to check before it is sent.
+    """Return the handle of a conversation. ``kind``: of a new conversation; ``sent``: an event to check before sending.
 
     Raises:
-        UnknownConversation: there is none, and no kind is given.
+        UnknownConversation: it does not exist, and no kind is given.
         NotRegistered: live workers have no code for the kind.
         NotSerializable: they refuse the event.
     """
@@ -61,10 +61,10 @@ def with_conversation(
 
 
 def event_of(text: str | None, document: Any) -> JournalEvent:
-    """The event of a message, or of a JSON object with its ``kind``.
+    """Return the event of a message, or of a JSON object with its ``kind``.
 
     Raises:
-        click.UsageError: both are given, or none, or the document is no event.
+        click.UsageError: both or neither are given, or the document is no event.
     """
     if (text is None) == (document is None):
         raise click.UsageError("give the TEXT of a message, or --event, and not both")
@@ -81,7 +81,7 @@ def _event(document: dict[str, Any]) -> JournalEvent:
     if known is None:
         return UnknownEvent(kind=kind, data={name: value for name, value in document.items() if name != "kind"})
     if unknown := unknown_fields(known, document):
-        fields = ", ".join(["kind", *(each for each in known.model_fields if each != "kind")])
+        fields = ", ".join(["kind", *(name for name in known.model_fields if name != "kind")])
         raise click.UsageError(f"--event is no {kind}: it has no field {unknown[0]!r}; it has {fields}")
     try:
         return known.model_validate(document)

@@ -238,7 +238,7 @@ def _print(shell: Shell, item: FeedItem) -> None:
 
 
 def line_of(item: FeedItem) -> str:
-    """An item as one line for people."""
+    """Return an item as one line for people."""
     match item:
         case Streamed():
             return printable(f"{'':>6}  ~ {item.text or compact(item.value)}").replace("\n", " ")
@@ -295,5 +295,5 @@ def _print_requests(found: Sequence[PendingRequest[Any]]) -> None:
 def _print_revisits(found: Sequence[PendingRevisit]) -> None:
     if found:
         click.echo(f"\n{counted(len(found), 'revisit')}:")
-        rows = [(each.key, each.due_at, each.priority, each.reason) for each in found]
+        rows = [(revisit.key, revisit.due_at, revisit.priority, revisit.reason) for revisit in found]
         table(("KEY", "DUE", "PRIORITY", "REASON"), rows, empty="")

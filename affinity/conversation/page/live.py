@@ -1,6 +1,6 @@
-"""What the wakes of conversations say now, pushed as it comes to all browsers that look.
+"""The text that running wakes stream, sent to browsers as it comes.
 
-A conversation that is looked at has one feed, however many browsers look. It waits for notices of changes with all
+A conversation on screen has one feed, however many browsers show it. The feed waits for notices of changes with all
 other readers of the client, and shares their poll once a second. Each browser gets the text that it does not have yet.
 """
 
@@ -15,39 +15,40 @@ from typing import Final
 
 import anyio
 
-from affinity.composed.client import Client
-from affinity.console.pages.conversations import handle_of, part_text
+from affinity.client import KernelClient
+from affinity.console.pages.base import Pieces, Query, Silence
 from affinity.console.payloads import MAX_SHOWN, Payloads
 from affinity.console.rendering import visible
 from affinity.conversation import Retracted
 from affinity.conversation.follow import FeedItem
+from affinity.conversation.page.reads import handle_of, part_text
 from affinity.conversation.stream import StreamItem
 from affinity.errors import AffinityError, UnknownConversation
 
 PAUSE: Final = 0.05
-"""Seconds between two pieces for one browser: faster output is sent together."""
+"""Seconds between two pieces for one browser; faster output is merged."""
 
 RETRY_SECONDS: Final = 1.0
-"""After an error of the feed."""
+"""The delay after an error of the feed."""
 
 
 class Said:
-    """What the wake of one conversation says."""
+    """The text that the wake of one conversation streams."""
 
     def __init__(self) -> None:
         self.text: str = ""
-        """As it is shown."""
+        """Redacted, as it is shown."""
         self.state: str = "said"
         """Or "replaced" by entries, or "retracted" without."""
         self.number: int = 0
-        """Of changes."""
+        """Count of changes."""
         self.followers: int = 0
         self.task: asyncio.Task[None]
         self._raw = ""
         self._changed = asyncio.Event()
 
-    async def follow(self, client: Client, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
-        """Note what is said, until cancelled or the conversation has ended."""
+    async def follow(self, client: KernelClient, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
+        """Read the feed until the task is cancelled or the conversation has ended."""
         while True:
             try:
                 await self._read(client, conversation_id, payloads)
@@ -58,7 +59,7 @@ class Said:
             else:
                 return
 
-    async def _read(self, client: Client, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
+    async def _read(self, client: KernelClient, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
         found = await client.get_conversation(conversation_id)
         show = partial(_show, payloads, found.kind)
         talk = handle_of(client, conversation_id, found.kind)
@@ -67,7 +68,7 @@ class Said:
                 self.take(item, show)
 
     def take(self, item: FeedItem, show: Callable[[str], str]) -> None:
-        """Note the next item of the feed; ``show`` redacts."""
+        """Add the next item of the feed; ``show`` redacts."""
         if isinstance(item, Retracted):
             self.state = "replaced" if item.replaced else "retracted"
         elif isinstance(item, StreamItem):
@@ -81,7 +82,7 @@ class Said:
         changed.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for the next change, so long at most."""
+        """Wait for the next change, at most this long."""
         with anyio.move_on_after(seconds):
             await self._changed.wait()
 
@@ -91,21 +92,19 @@ def _show(payloads: Callable[[], Payloads], kind: str, text: str) -> str:
 
 
 class SaidPieces:
-    """The pieces for one browser."""
+    """The pieces of the text for one browser."""
 
-    def __init__(self, said: Said | None) -> None:
+    def __init__(self, said: Said) -> None:
         self._said = said
         self._number = 0
         self._text: str | None = None  # that the browser has
 
     async def during(self, seconds: float) -> AsyncIterator[str]:
-        """The pieces that come in this time, as server-sent events."""
+        """Return the pieces that come in this time, as server-sent events."""
         clock = asyncio.get_running_loop().time
         until = clock() + seconds
         while (left := until - clock()) > 0:
-            if self._said is None:
-                await anyio.sleep(left)
-            elif self._said.number == self._number:
+            if self._said.number == self._number:
                 await self._said.wait(left)
             else:
                 yield f"event: stream\ndata: {json.dumps(self._piece(self._said))}\n\n"
@@ -119,17 +118,18 @@ class SaidPieces:
 
 
 class SaidNow:
-    """What is said in all conversations that are looked at."""
+    """The texts of all conversations on screen."""
 
     def __init__(self, payloads: Callable[[], Payloads]) -> None:
         self._payloads = payloads
         self._found: dict[str, Said] = {}
 
     @asynccontextmanager
-    async def follow(self, client: Client, conversation_id: str | None) -> AsyncIterator[SaidPieces]:
-        """The pieces of a conversation, within the block; None: there are none."""
-        if conversation_id is None:
-            yield SaidPieces(None)
+    async def follow(self, client: KernelClient, query: Query) -> AsyncIterator[Pieces]:
+        """Follow the conversation that the address names, within the block."""
+        conversation_id = query.get("id")
+        if not conversation_id:
+            yield Silence()
             return
         said = self._found.get(conversation_id)
         if said is None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, get_args
 
-from affinity.client import ConversationInfo, PendingRequest
+from affinity.client import ConversationInfo, KernelClient, PendingRequest
 from affinity.client.conversations import info_of
-from affinity.composed.client import Client
 from affinity.console.gantt import GanttLine, gantt_of
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
@@ -61,7 +60,7 @@ TYPES: Final = EventTypes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow:
-    """A request, on all pages."""
+    """A request, as all pages show it."""
 
     conversation_id: str
     request_id: str
@@ -94,14 +93,14 @@ class ForkRow:
     info: ConversationInfo | None = None  # of what is no ancestor
 
 
-def handle_of(client: Client, conversation_id: str, kind: str) -> ConversationHandle:
-    """The handle of a conversation without the code of its kind."""
+def handle_of(client: KernelClient, conversation_id: str, kind: str) -> ConversationHandle:
+    """Return the handle of a conversation without the code of its kind."""
     spec = ConversationKind(name=kind, types=TYPES, limits=ConversationLimits())
     return ConversationHandle(client, spec, conversation_id)
 
 
-async def conversations(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the conversations that fit, newest first."""
+async def conversations(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """Return a page of the conversations that match, newest first."""
     where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent", "status")
     where |= {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
     looks = where.keys() & {"status", "updated_since", "updated_before"}
@@ -111,24 +110,24 @@ async def conversations(client: Client, query: Query, payloads: Payloads) -> dic
         "page": page,
         "looked_at": LOOKED_AT if looks and len(page.items) < ROWS else None,
         "statuses": get_args(ConversationStatus),
-        "usage": await _last_usage(client, [each.conversation_id for each in page.items]),
+        "usage": await _last_usage(client, [item.conversation_id for item in page.items]),
     }
 
 
-async def _last_usage(client: Client, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
-    """The usage of the last call of a model in each of these conversations, in one read."""
+async def _last_usage(client: KernelClient, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
+    """Return the usage of the last model call of each of these conversations, in one read."""
     about: dict[str, Any] = {"kinds": TYPES.kinds_with_usage, "newest_first": True, "limit": 1}
-    reads = {each: client.journals.read(JournalQuery(session_id=each, **about)) for each in ids}
-    return {each: usage for each, read in reads.items() if (usage := _usage_of(await read))}
+    reads = {name: client.journals.read(JournalQuery(session_id=name, **about)) for name in ids}
+    return {name: usage for name, read in reads.items() if (usage := _usage_of(await read))}
 
 
 def _usage_of(page: JournalPage | None) -> Mapping[str, int]:
-    entries = [] if page is None else [TYPES.read(each) for each in page.entries]
-    return next((getattr(each.event, "usage", {}) for each in entries), {})
+    entries = [] if page is None else [TYPES.read(entry) for entry in page.entries]
+    return next((getattr(entry.event, "usage", {}) for entry in entries), {})
 
 
-async def conversation(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One conversation: what it waits for, its transcript, what is said now, its requests, wakes and relatives."""
+async def conversation(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """Return one conversation: what it waits for, transcript, running text, requests, wakes and relatives."""
     found = await client.get_conversation(required(query, "id"))
     talk = handle_of(client, found.conversation_id, found.kind)
     before = number(query, "before")
@@ -146,8 +145,8 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
         "fork_at": number(query, "at") or found.last_seq,
         "streamed": await _streamed(client, found.conversation_id, payloads) if before is None else None,
         "requests": [
-            _pending(request_of(each, TYPES, found.conversation_id, found.kind), payloads)
-            for each in work.open_requests
+            _pending(request_of(request, TYPES, found.conversation_id, found.kind), payloads)
+            for request in work.open_requests
         ]
         if work
         else [],
@@ -161,8 +160,8 @@ async def conversation(client: Client, query: Query, payloads: Payloads) -> dict
         ],
         "usage": await talk.usage() if counted else None,
         "wakes": [
-            (each, "" if each.error is None else payloads.text("error", each.error.type, each.error.message))
-            for each in await talk.wakes(newest_first=True, limit=10)
+            (ended, "" if ended.error is None else payloads.text("error", ended.error.type, ended.error.message))
+            for ended in await talk.wakes(newest_first=True, limit=10)
         ],
         "children": (await client.list_conversations(parent=found.conversation_id).page(limit=ROWS)).items,
         "forks": await _forks(client, [own, *ancestors]),
@@ -177,10 +176,11 @@ async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
 
 
 def _entries(entries: Sequence[JournalEntry], payloads: Payloads) -> Sequence[EntryRow]:
-    """The rows of entries. A result of a tool has the tool's name if its call is among them."""
-    calls = [each.event for each in entries if isinstance(each.event, (ToolUse, CustomToolUse, ToolConfirmation))]
-    tools = {name: each.tool for each in calls for name in (each.tool_use_id, each.call_key)}
-    return [_entry(each, tools, payloads) for each in entries]
+    """Return the rows of entries. A result of a tool has the tool's name if its call is among them."""
+    events = [entry.event for entry in entries]
+    calls = [event for event in events if isinstance(event, (ToolUse, CustomToolUse, ToolConfirmation))]
+    tools = {name: call.tool for call in calls for name in (call.tool_use_id, call.call_key)}
+    return [_entry(entry, tools, payloads) for entry in entries]
 
 
 def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) -> EntryRow:
@@ -203,7 +203,7 @@ def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) ->
 
 
 def _said(event: dict[str, Any]) -> Any:
-    """The text of a message that has no other field but its usage; else the event."""
+    """Return the text of a message without other fields than its usage; else the event."""
     meta = ("kind", "usage", "message_id", "call_key")
     fields = {
         name: value for name, value in event.items() if name not in meta and value not in ({}, [], "", None, False)
@@ -211,8 +211,8 @@ def _said(event: dict[str, Any]) -> Any:
     return fields["content"] if fields.keys() == {"content"} and isinstance(fields["content"], str) else event
 
 
-async def _streamed(client: Client, conversation_id: str, payloads: Payloads) -> Payload | None:
-    """What a wake that runs has said so far; provisional."""
+async def _streamed(client: KernelClient, conversation_id: str, payloads: Payloads) -> Payload | None:
+    """Return the text that the running wake has streamed so far; provisional."""
     query = JournalQuery(session_id=conversation_id, newest_first=True, limit=1, stream=StreamCursor())
     page = await client.journals.read(query)
     if page is None or not page.stream:
@@ -222,7 +222,7 @@ async def _streamed(client: Client, conversation_id: str, payloads: Payloads) ->
 
 
 def part_text(item: StreamItem) -> str:
-    """A part of a stream, as text."""
+    """Return a part of a stream as text."""
     match item:
         case Streamed():
             return item.text or json.dumps(item.value, ensure_ascii=False)
@@ -235,22 +235,22 @@ def part_text(item: StreamItem) -> str:
 # -- forks
 
 
-async def _forks(client: Client, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
-    """The tree of forks around a conversation: its ancestors, the other forks of the nearest ones, and its own forks.
+async def _forks(client: KernelClient, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
+    """Return the tree of forks around a conversation: its ancestors, the other forks of the nearest, and its own.
 
     Args:
         client: reads them.
         line: the conversation, then its ancestors, nearest first.
     """
-    made = {each.journal_id: each for each in line}
+    made = {ancestor.journal_id: ancestor for ancestor in line}
     children: dict[int, list[ConversationInfo]] = {}
-    for each in line[:GENERATIONS]:
-        rows = await client.journals.list(JournalFilter(made_from=each.journal_id), FORKS)
-        children[each.journal_id] = [info_of(row) for row in rows]
+    for ancestor in line[:GENERATIONS]:
+        rows = await client.journals.list(JournalFilter(made_from=ancestor.journal_id), FORKS)
+        children[ancestor.journal_id] = [info_of(row) for row in rows]
     if len(line) == 1 and not children[line[0].journal_id]:
         return []
-    names = {each.conversation_id for each in line}
-    roots = [each for each in reversed(line) if not made.keys() & {*each.parents}]
+    names = {ancestor.conversation_id for ancestor in line}
+    roots = [ancestor for ancestor in reversed(line) if not made.keys() & {*ancestor.parents}]
     found: list[ForkRow] = []
     seen: set[int] = set()
 
@@ -263,9 +263,9 @@ async def _forks(client: Client, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
         for below in reversed(line):
             if at.journal_id in below.parents:
                 add(below, depth + 1)
-        others = [each for each in children.get(at.journal_id, ()) if each.conversation_id not in names]
+        others = [fork for fork in children.get(at.journal_id, ()) if fork.conversation_id not in names]
         found.extend(
-            ForkRow(depth=depth + 1, conversation_id=each.conversation_id, made="", info=each) for each in others
+            ForkRow(depth=depth + 1, conversation_id=fork.conversation_id, made="", info=fork) for fork in others
         )
 
     for root in roots:
@@ -276,26 +276,30 @@ async def _forks(client: Client, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
 # -- wakes
 
 
-async def wake(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One wake: its attempts, its spans on a time axis, and its entries."""
+async def wake(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """Return one wake: its attempts, its spans on a time axis, and its entries."""
     found = await client.get_conversation(required(query, "conversation"))
     wake_id = required(query, "id")
     talk = handle_of(client, found.conversation_id, found.kind)
     entries = await talk.history(wake=wake_id, limit=MAX_TRACE)
     if not entries:
         raise UnknownEntry(found.conversation_id, f"it has no wake {wake_id!r:.80}")
-    ends = [each for each in await talk.wakes(after=entries[0].seq - 1, limit=ROWS) if each.wake_id == wake_id]
+    wakes = await talk.wakes(after=entries[0].seq - 1, limit=ROWS)
+    ends = [ended for ended in wakes if ended.wake_id == wake_id]
     lines = _spans(entries)
-    instants = [each.recorded_at for each in entries]
+    instants = [entry.recorded_at for entry in entries]
     return {
         "found": found,
         "wake_id": wake_id,
         "attempts": [
-            (each, None if each.error is None else payloads.show(f"error-{n}", "error", each.error.type, _stack(each)))
-            for n, each in enumerate(ends)
+            (
+                ended,
+                None if ended.error is None else payloads.show(f"error-{n}", "error", ended.error.type, _stack(ended)),
+            )
+            for n, ended in enumerate(ends)
         ],
         "gantt": gantt_of(lines, instants, ended=max(instants) if ends and ends[-1].outcome != "retried" else None),
-        "entries": [each for each in _entries(entries, payloads) if each.role != "span"],
+        "entries": [row for row in _entries(entries, payloads) if row.role != "span"],
         "is_cut": len(entries) == MAX_TRACE,
     }
 
@@ -305,11 +309,11 @@ def _stack(wake: Any) -> dict[str, str]:
 
 
 def _spans(entries: Sequence[JournalEntry]) -> list[GanttLine]:
-    """The spans of all attempts, in the order of their beginnings."""
+    """Return the spans of all attempts, in the order in which they began."""
     found: dict[tuple[int, str], GanttLine] = {}
-    for each in entries:
-        if isinstance(event := each.event, (SpanStarted, SpanCompleted)):
-            found[event.attempt, event.span] = _span(each.seq, event, each.recorded_at)
+    for entry in entries:
+        if isinstance(event := entry.event, (SpanStarted, SpanCompleted)):
+            found[event.attempt, event.span] = _span(entry.seq, event, entry.recorded_at)
     return sorted(found.values(), key=lambda line: line.begin)
 
 
@@ -331,24 +335,26 @@ def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -
 # -- requests
 
 
-async def approvals(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the requests that wait for an answer: first the ones that expire first."""
+async def approvals(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """Return a page of the requests that wait for an answer, by expiry."""
     where: dict[str, Any] = given(query, "owner", "prefix")
     where["kinds"] = list(given(query, "kind").values())
     page = await client.requests(**where, by_expiry=True).page(query.get("after") or None, limit=ROWS)
     rows = [
-        _row(each.conversation_id, each.request_id, each.event, each, payloads, owner=each.owner, title=each.title)
-        for each in page.items
+        _row(item.conversation_id, item.request_id, item.event, item, payloads, owner=item.owner, title=item.title)
+        for item in page.items
     ]
     return {"requests": rows, "more": page.next}
 
 
-async def approval(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One request; it may be answered meanwhile."""
+async def approval(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+    """Return one request, unless it has been answered."""
     conversation_id, request_id = required(query, "conversation"), required(query, "request")
     found = await client.get_conversation(conversation_id)
     pending = await handle_of(client, conversation_id, found.kind).requests()
-    rows: Sequence[RequestRow] = [_pending(each, payloads) for each in pending if each.request_id == request_id]
+    rows: Sequence[RequestRow] = [
+        _pending(request, payloads) for request in pending if request.request_id == request_id
+    ]
     return {"found": found, "request_id": request_id, "requests": rows}
 
 
