@@ -246,7 +246,7 @@ async def test_a_hint_that_comes_before_the_wait_is_not_lost(monkeypatch: pytest
 
 async def test_inputs_end_no_wait_for_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes_module, "SAFETY_SECONDS", 100.0)
-    async with watching(Watch()) as changes, changes.of("a") as reader, changes.of("a", only_wakes=True) as ask:
+    async with watching(Watch()) as changes, changes.of("a") as reader, changes.of("a", only_major=True) as ask:
         changes.notify({"a": True})
         for each in (reader, ask):
             with anyio.fail_after(10):

@@ -1,6 +1,6 @@
-"""The waits for changes of journals in this process: hints, and a poll once a second as the safety net.
+"""The waits for changes of sessions in this process: hints, and a poll once a second as the safety net.
 
-All waits of a client share one subscription of the provider (`JournalProvider.watch_journals`), which is open while
+All waits of a client share one subscription of the provider (`ProviderConnection.watch_changes`), which is open while
 there are any. A hint may be lost, so once a second all waits are notified anyway. They read at the same time, and
 share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
 """
@@ -19,7 +19,7 @@ import anyio
 
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import MAX_BATCH
-from affinity.provider.contract.journal_side import JournalWatch, merge_changes
+from affinity.provider.contract import ChangeWatch, merge_changes
 from affinity.tasks import check_loop
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -31,28 +31,28 @@ LINGER_SECONDS: Final = 10.0
 """How long the subscription stays open when nothing waits: the next wait need not open it."""
 
 MAX_CHANGED: Final = 10_000
-"""Journals that are noted for one `AllChanges`; beyond, any may have changed."""
+"""Sessions that are noted for one `AllChanges`; beyond, any may have changed."""
 
 ALL: Final = ""
-"""In place of a session's id: all journals."""
+"""In place of a session's id: all sessions."""
 
-Watch = Callable[[], AbstractAsyncContextManager[JournalWatch]]
+Watch = Callable[[], AbstractAsyncContextManager[ChangeWatch]]
 
 
 class Change:
-    """One wait for changes of one journal, again and again.
+    """One wait for changes of one session, again and again.
 
     Args:
-        session_id: of the journal.
-        only_wakes: wait for what wakes have written, and not for inputs and provisional parts.
+        session_id: of the session.
+        only_major: do not wait for minor changes (`ChangeWatch.wait`).
         now: the loop's time.
     """
 
-    __slots__ = ("_has_changed", "_waiting", "notified_at", "only_wakes", "session_id")
+    __slots__ = ("_has_changed", "_waiting", "notified_at", "only_major", "session_id")
 
-    def __init__(self, session_id: str, only_wakes: bool, now: float) -> None:
+    def __init__(self, session_id: str, only_major: bool, now: float) -> None:
         self.session_id: str = session_id
-        self.only_wakes: bool = only_wakes
+        self.only_major: bool = only_major
         self.notified_at: float = now  # by the loop's clock
         self._has_changed = False
         self._waiting: asyncio.Future[None] | None = None
@@ -63,7 +63,7 @@ class Change:
         return self._waiting is not None and not self._waiting.done()
 
     def notify(self, now: float, changed: Mapping[str, bool] | None = None) -> None:
-        """Notify that there may be something new to read. ``changed``: as `JournalWatch.wait` gives it; None: not
+        """Notify that there may be something new to read. ``changed``: as `ChangeWatch.wait` returns it; None: not
         known.
         """
         self._has_changed = True
@@ -88,7 +88,7 @@ class Change:
 
 
 class AllChanges(Change):
-    """Waits for changes of any journal, from its making until `leave`."""
+    """Waits for changes of any session, from its making until `leave`."""
 
     __slots__ = ("_any", "_changed", "_changes")
 
@@ -105,7 +105,7 @@ class AllChanges(Change):
         super().notify(now)
 
     def take(self) -> Mapping[str, bool] | None:
-        """The sessions that changed since the last call, as `JournalWatch.wait` gives them; None: any may have."""
+        """The sessions that changed since the last call, as `ChangeWatch.wait` returns them; None: any may have."""
         changed, self._changed = self._changed, {}
         is_any, self._any = self._any, False
         return None if is_any else changed
@@ -124,7 +124,7 @@ class AllChanges(Change):
 
 
 class Changes:
-    """The waits of one client for changes of journals. For the event loop on which it is made.
+    """The waits of one client for changes of sessions. For the event loop on which it is made.
 
     Args:
         watch: subscribes to hints.
@@ -141,18 +141,18 @@ class Changes:
         self._closed = False
         self._next_poll = 0.0
 
-    def of(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
-        """Changes of a journal from now on, for one ``async with``, whose beginning raises `ClientError` when the
+    def of(self, session_id: str, *, only_major: bool = False) -> ChangeScope:
+        """Changes of a session from now on, for one ``async with``, whose beginning raises `ClientError` when the
         client was closed; see `Change`.
 
         Raises:
             WrongEventLoop: the caller does not run on its loop.
         """
         check_loop(self._loop, "client")
-        return ChangeScope(self, session_id, only_wakes)
+        return ChangeScope(self, session_id, only_major)
 
     async def of_all(self) -> AllChanges:
-        """Changes of all journals from now on.
+        """Changes of all sessions from now on.
 
         Raises:
             WrongEventLoop: the caller does not run on its loop.
@@ -197,18 +197,18 @@ class Changes:
             raise ClientError("the client is closed")
 
     def notify(self, changed: Mapping[str, bool]) -> None:
-        """These may have changed, as `JournalWatch.wait` gives them."""
+        """These may have changed, as `ChangeWatch.wait` returns them."""
         now = asyncio.get_running_loop().time()
         for change in self._changes.get(ALL, ()):
             change.notify(now, changed)
-        for session_id, of_wake in (changed or dict.fromkeys(self._changes, True)).items():
+        for session_id, is_major in (changed or dict.fromkeys(self._changes, True)).items():
             for change in self._changes.get(session_id, ()):
-                if of_wake or not change.only_wakes:
+                if is_major or not change.only_major:
                     change.notify(now)
 
     @property
     def awaited(self) -> list[str]:
-        """The sessions whose journals are waited for, `ALL` among them."""
+        """The sessions that are waited for, `ALL` among them."""
         return [each.session_id for changes in self._changes.values() for each in changes if each.is_waiting]
 
     def fail(self, error: Exception) -> None:
@@ -228,7 +228,7 @@ class Changes:
                         await self._receive(watch)
                     self._ready.clear()
                 except ProviderError as error:
-                    logger.debug("no hints of changes of journals: %s", error)
+                    logger.debug("no hints of changes: %s", error)
                     self._ready.set()
                     await anyio.sleep(SAFETY_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 -- not a secret
                     self._poll(asyncio.get_running_loop().time())
@@ -237,7 +237,7 @@ class Changes:
             self._ready.set()
             self.notify({})  # their next read raises
 
-    async def _receive(self, watch: JournalWatch) -> None:
+    async def _receive(self, watch: ChangeWatch) -> None:
         """Until nothing has waited for a while."""
         idle_since: float | None = None
         while True:
@@ -266,13 +266,13 @@ class Changes:
 
 
 class ChangeScope:
-    """The changes of one journal, within its block."""
+    """The changes of one session, within its block."""
 
     __slots__ = ("_changes", "change")
 
-    def __init__(self, changes: Changes, session_id: str, only_wakes: bool) -> None:
+    def __init__(self, changes: Changes, session_id: str, only_major: bool) -> None:
         self._changes = changes
-        self.change: Change = Change(session_id, only_wakes, asyncio.get_running_loop().time())
+        self.change: Change = Change(session_id, only_major, asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Change:
         self._changes.add(self.change)

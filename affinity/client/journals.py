@@ -55,7 +55,7 @@ class Journals:
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
         self._appends = client_batcher(self._append, _size_of_append)
         self._reads = client_batcher(provider.read_journal)
-        self._changes = Changes(provider.watch_journals, self._on_hint)
+        self._changes = Changes(provider.watch_changes, self._on_hint)
         self._known = LRUCache[str, _KnownJournal](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
         self._notices = HintSender(provider, delay=NOTIFY_SECONDS)
@@ -97,10 +97,10 @@ class Journals:
         _check(query.session_id, query.wake_id, query.event_id, *query.kinds)
         return self._reads.submit(query)
 
-    def changes(self, session_id: str, *, only_wakes: bool = False) -> ChangeScope:
+    def changes(self, session_id: str, *, only_major: bool = False) -> ChangeScope:
         """Waits for changes of a journal from now on; see `Changes.of`."""
         _check(session_id)
-        return self._changes.of(session_id, only_wakes=only_wakes)
+        return self._changes.of(session_id, only_major=only_major)
 
     async def all_changes(self) -> AllChanges:
         """Waits for changes of all journals from now on; see `Changes.of_all`."""
@@ -155,14 +155,14 @@ class Journals:
         (result,) = await self._retry(partial(self._provider.create_journals, [creation]))
         if result.outcome == "created":
             self._hints.notify_all()
-            self._notices.notify_readers({creation.session_id: True})
+            self._notices.notify_changes({creation.session_id: True})
         return result
 
     async def describe(self, session_id: str, kind: str, changes: j.Description) -> bool:
         """See `JournalProvider.describe_journal`."""
         _check(session_id, kind, changes)
         found = await self._retry(partial(self._provider.describe_journal, session_id, kind, changes))
-        self._notices.notify_readers({session_id: True})
+        self._notices.notify_changes({session_id: True})
         return found
 
     async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
@@ -188,7 +188,7 @@ class Journals:
         """See `JournalProvider.delete_journal`."""
         _check(*session_ids)
         deleted = await self._retry(partial(self._provider.delete_journal, session_ids), idempotent=False)
-        self._notices.notify_readers(dict.fromkeys(session_ids, True))
+        self._notices.notify_changes(dict.fromkeys(session_ids, True))
         return deleted
 
     async def _append(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
@@ -215,7 +215,7 @@ class Journals:
             self._hints.notify_owners([append.session_id for append in sent if append.message is not None])
         for append in added:
             is_input = append.entry is not None and append.entry.is_input
-            self._notices.notify_readers({append.session_id: not is_input})
+            self._notices.notify_changes({append.session_id: not is_input})
         return found
 
     def _expect_holder(self, appends: Sequence[j.JournalAppend]) -> str | None:
@@ -233,7 +233,7 @@ class Journals:
     def _on_hint(self, changed: Mapping[str, bool]) -> None:
         for session_id, of_wake in changed.items():
             if of_wake:
-                self._notices.forget_readers(session_id)
+                self._notices.forget_change(session_id)
                 if (known := self._known.get(session_id)) is not None:
                     known.is_quiet = True
 

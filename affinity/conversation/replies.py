@@ -127,7 +127,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             raise errors.InvalidInput(f"until must be 'wake' (the default) or 'settled', not {until!r:.80}")
         with self._traced("ask"), anyio.move_on_after(timeout):
             await self._check_not_blocked()
-            async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
+            async with self._client.journals.changes(self.conversation_id, only_major=True) as change:
                 event_id = event_id or self._client.journals.new_event_id()
                 while True:
                     seq, appended = await self._send(event, event_id, about)
@@ -224,7 +224,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         """
         check_timeout(timeout)
         with self._traced("wait"), anyio.move_on_after(timeout):
-            async with self._client.journals.changes(self.conversation_id, only_wakes=True) as change:
+            async with self._client.journals.changes(self.conversation_id, only_major=True) as change:
                 check_seq(seq)
                 return await self._reply(change, seq)
         raise await self._no_reply(timeout, "replied")

@@ -1,4 +1,4 @@
-"""Hints that are sent in the background: to workers, and to the readers of journals."""
+"""Hints that are sent in the background: to workers, and to the subscribers of changes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Final
 import anyio
 
 from affinity.errors import ProviderError
-from affinity.provider.contract import Hint
-from affinity.provider.contract.journal_side import JournalProvider, merge_changes
+from affinity.provider.contract import Hint, ProviderConnection, merge_changes
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
@@ -23,18 +22,18 @@ FLUSH_TIMEOUT: Final = 1.0
 class _Hints:
     workers: dict[str | None, Hint] = field(default_factory=dict)  # None: all
     owners_of: set[str] = field(default_factory=set)  # instances
-    journals: dict[str, bool] = field(default_factory=dict)  # by session, whether by more than inputs
+    changes: dict[str, bool] = field(default_factory=dict)  # by session, as `ChangeWatch.wait` returns them
 
     @property
     def is_lone(self) -> bool:
-        """Whether one journal is all that has changed."""
-        return len(self.journals) == 1 and not self.workers and not self.owners_of
+        """Whether the change of one session is all that waits."""
+        return len(self.changes) == 1 and not self.workers and not self.owners_of
 
     def add(self, other: _Hints) -> None:
         for worker, hint in other.workers.items():
             self.workers[worker] = hint.merge(self.workers.get(worker))
         self.owners_of |= other.owners_of
-        merge_changes(self.journals, other.journals)
+        merge_changes(self.changes, other.changes)
 
 
 class HintSender:
@@ -45,11 +44,11 @@ class HintSender:
         provider: sends them.
         delay: seconds before each call.
         pause: seconds behind each call.
-        lone_pause: the same behind a notice of one journal alone.
+        lone_pause: the same behind a notice of one changed session alone.
     """
 
     def __init__(
-        self, provider: JournalProvider, *, delay: float = 0.0, pause: float = 0.0, lone_pause: float | None = None
+        self, provider: ProviderConnection, *, delay: float = 0.0, pause: float = 0.0, lone_pause: float | None = None
     ) -> None:
         self._provider = provider
         self._delay, self._pause = delay, pause
@@ -76,15 +75,15 @@ class HintSender:
         """Notify the worker that holds the session of new work; None: no worker does."""
         self.notify(worker_id, Hint(only_own=worker_id is not None))
 
-    def notify_readers(self, changed: Mapping[str, bool]) -> None:
-        """Notify the readers of journals, by session; the value says whether by more than inputs."""
-        merge_changes(self._waiting.journals, changed)
-        if self._waiting.journals:
+    def notify_changes(self, changed: Mapping[str, bool]) -> None:
+        """Notify the subscribers that these sessions have changed, as `ChangeWatch.wait` returns them."""
+        merge_changes(self._waiting.changes, changed)
+        if self._waiting.changes:
             self._came.set()
 
-    def forget_readers(self, session_id: str) -> None:
-        """Do not notify the readers of a journal: somebody else has."""
-        self._waiting.journals.pop(session_id, None)
+    def forget_change(self, session_id: str) -> None:
+        """Do not send the notice of this change: somebody else has."""
+        self._waiting.changes.pop(session_id, None)
 
     async def run(self) -> None:
         """Send hints until cancelled."""
@@ -102,12 +101,12 @@ class HintSender:
                 await self._send()
 
     async def _send(self) -> bool:
-        """Send what waits; returns whether that was a notice of one journal alone."""
+        """Send what waits; return whether that was a notice of one changed session alone."""
         self._came = anyio.Event()
         hints, self._waiting = self._waiting, _Hints()
         owners_of = set[str]() if None in hints.workers else hints.owners_of  # else they are among all
         try:
-            await self._send_journals(hints.journals)
+            await self._notify_changes(hints.changes)
             if hints.workers or owners_of:
                 await self._provider.notify_workers(hints.workers, owners_of)
         except ProviderError as error:  # polls find the work, and other loops report the state of the database
@@ -118,8 +117,8 @@ class HintSender:
             raise
         return hints.is_lone
 
-    async def _send_journals(self, journals: Mapping[str, bool]) -> None:
-        for only_inputs in (False, True):
-            session_ids = [session_id for session_id, of_more in journals.items() if of_more is not only_inputs]
+    async def _notify_changes(self, changes: Mapping[str, bool]) -> None:
+        for minor in (False, True):
+            session_ids = [session_id for session_id, is_major in changes.items() if is_major is not minor]
             if session_ids:
-                await self._provider.notify_journals(session_ids, only_inputs=only_inputs)
+                await self._provider.notify_changes(session_ids, minor=minor)

@@ -106,7 +106,7 @@ class Commits(WorkerPart):
                     result = self._without_work(result)
             if turn.instance_id in self._notified:
                 self._notified.discard(turn.instance_id)
-                with self._notifier.readers_notified(_lone_journal([turn])):
+                with self._notifier.changes_notified(_lone_journal([turn])):
                     done(result)
             else:
                 done(result)

@@ -443,7 +443,7 @@ class InstanceTable(WorkerPart):
             self._spread(built.turn)
             self._sent_events.note(live.execution.instance_id, built.sent)
             if built.turn.replies or (built.ends and live.execution.has_keys):
-                self._notifier.notify_journals(live.execution.instance_id)  # clients wait for the reply
+                self._notifier.notify_change(live.execution.instance_id)  # clients wait for the reply
         if built.ends:
             log_failure(live.execution)
             self._tracer.record_end(live.execution, built.turn, self._lease.now())

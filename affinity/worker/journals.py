@@ -125,7 +125,7 @@ class WorkerJournals:
         """Append inputs of other journals, with event ids."""
         appended = await self._retry(partial(self._provider.append_journal, appends)) if appends else []
         for each in appends:
-            self._notifier.notify_journals(each.session_id)
+            self._notifier.notify_change(each.session_id)
         if appends:
             self._notifier.hint(None)  # whichever workers have the instances, or the sessions of parked wakes
         return appended
@@ -172,7 +172,7 @@ class WorkerJournals:
     async def append(self, append: j.JournalAppend) -> j.Appended:
         """Append an entry with an event id, and notify its readers and the worker of its instance."""
         (found,) = await self._retry(partial(self._provider.append_journal, [append]))
-        self._notifier.notify_journals(append.session_id)
+        self._notifier.notify_change(append.session_id)
         if found.unparked:
             self._notifier.hint(found.holder)
         elif append.message is not None:
@@ -181,13 +181,13 @@ class WorkerJournals:
 
     def note_written(self, write: j.JournalWrite) -> None:
         """The write is committed."""
-        self._notifier.notify_journals(write.session_id)
+        self._notifier.notify_change(write.session_id)
         for append in write.appends:
-            self._notifier.notify_journals(append.session_id)
+            self._notifier.notify_change(append.session_id)
             self._notifier.hint_owner(append.session_id)
             if append.if_refused is not None:  # it may have been
                 self._notifier.hint_owner(append.if_refused.session_id)
         for creation in write.creations:
-            self._notifier.notify_journals(creation.session_id)
+            self._notifier.notify_change(creation.session_id)
         if any(append.start is not None for append in write.appends) or write.creations or write.starts:
             self._notifier.hint(None)  # instances that no worker owns yet

@@ -17,8 +17,8 @@ COALESCE_SECONDS = 0.003
 """Hints within this time are sent together: a few hundred notifications a second, under any load."""
 
 LONE_SECONDS = 0.001
-"""The same after a notice of one journal alone: it is shorter, since little is about to join it. So one client that
-asks again immediately does not wait.
+"""The same after a notice of one changed session alone: it is shorter, since little is about to join it. So one client
+that asks again immediately does not wait.
 """
 
 SHARE_SECONDS = 0.005
@@ -180,14 +180,14 @@ class Notifier:
         """Notify the worker that owns an instance, which is not live here."""
         self._sender.notify_owners([instance_id])
 
-    def notify_journals(self, session_id: str) -> None:
-        """Notify the readers of a journal that it has changed; or the clients that wait for an instance's reply."""
+    def notify_change(self, session_id: str) -> None:
+        """Notify the subscribers that a session has changed, or that the instance of this id has replied."""
         if session_id not in self._notified:
-            self._sender.notify_readers({session_id: True})
+            self._sender.notify_changes({session_id: True})
 
     @contextlib.contextmanager
-    def readers_notified(self, session_ids: Collection[str]) -> Iterator[None]:
-        """Within the block, `notify_journals` ignores these sessions: a notice was sent with the commit."""
+    def changes_notified(self, session_ids: Collection[str]) -> Iterator[None]:
+        """Within the block, `notify_change` ignores these sessions: a notice was sent with the commit."""
         self._notified = session_ids
         try:
             yield

@@ -111,7 +111,7 @@ class FailingProvider:
     async def _unexpected(self, *args: object) -> object:
         raise AssertionError(args)
 
-    read_journal = watch_journals = get_replies = _unexpected
+    read_journal = watch_changes = get_replies = _unexpected
 
     def count(self, verb: str) -> int:
         return sum(called == verb for called, _ in self.calls)

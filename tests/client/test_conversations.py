@@ -96,7 +96,7 @@ class Agent:
             ),
         )
         await self.puppet.write(write)
-        await self.journals.notify_journals(["chat-7"])
+        await self.journals.notify_changes(["chat-7"])
         return wake_id
 
     async def count(self) -> int:
@@ -204,7 +204,7 @@ async def test_a_wake_that_failed_for_good_is_raised_by_ask(talk: ConversationHa
     with pytest.raises(WakeFailed, match="no model") as caught:
         await talk.ask(UserMessage("hi"), event_id="m-1", timeout=30)
     assert caught.value.error_type == "OSError"
-    await agent.journals.notify_journals(["chat-7"])
+    await agent.journals.notify_changes(["chat-7"])
     await talk.resume()
     await agent.wake(AgentMessage("now"))
     assert (await talk.reply(seq, timeout=30)).text == "now"
@@ -381,7 +381,7 @@ async def test_a_feed_ends_with_its_conversation(talk: ConversationHandle, agent
         tasks.start_soon(follow)
         await talk.terminate()
         await agent.puppet.end("chat-7")
-        await agent.journals.notify_journals(["chat-7"])
+        await agent.journals.notify_changes(["chat-7"])
         with anyio.fail_after(30):
             while len(items) < 2:
                 await anyio.sleep(0.01)

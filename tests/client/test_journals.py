@@ -30,7 +30,7 @@ class Stage:
         self.notified: list[object] = []
         self.replies: list[Sequence[Appended] | Exception] = []
         provider: Any = SimpleNamespace(
-            append_journal=self._append, notify_journals=self._notify, read_journal=None, watch_journals=None
+            append_journal=self._append, notify_changes=self._notify, read_journal=None, watch_changes=None
         )
         hints: Any = self
         self.journals = Journals(provider, hints)

@@ -141,7 +141,7 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
     """To the worker from the third ask on: the second one's reply names it. No call of its own sends them."""
     sent: list[object] = []
     append, commit = PostgresProvider.append_journal, PostgresProvider.commit_turn
-    workers, readers = PostgresProvider.notify_workers, PostgresProvider.notify_journals
+    workers, readers = PostgresProvider.notify_workers, PostgresProvider.notify_changes
 
     async def note_append(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[Appended]:
         sent.append(hints["notify"])
@@ -155,15 +155,15 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
         sent.append("hint")
         await workers(self, *args)
 
-    async def note_notice(self: PostgresProvider, ids: Collection[str], *, only_inputs: bool = False) -> None:
-        if ids and not only_inputs:
+    async def note_notice(self: PostgresProvider, ids: Collection[str], *, minor: bool = False) -> None:
+        if ids and not minor:
             sent.append("notice")
-        await readers(self, ids, only_inputs=only_inputs)
+        await readers(self, ids, minor=minor)
 
     monkeypatch.setattr(PostgresProvider, "append_journal", note_append)
     monkeypatch.setattr(PostgresProvider, "commit_turn", note_commit)
     monkeypatch.setattr(PostgresProvider, "notify_workers", note_hint)
-    monkeypatch.setattr(PostgresProvider, "notify_journals", note_notice)
+    monkeypatch.setattr(PostgresProvider, "notify_changes", note_notice)
     options = RuntimeOptions(worker_node_id="w", poll_interval=10.0)
     async with stage(postgres_migrated, options=options) as on:
         await ask_twice(on, sent)
@@ -208,7 +208,7 @@ async def test_steps_notify_no_reader(url: str, monkeypatch: pytest.MonkeyPatch)
     """They are in no journal. What a commit makes visible notifies the readers."""
     notified: list[str] = []
     found: list[list[str]] = []
-    notify = Notifier.notify_journals
+    notify = Notifier.notify_change
 
     def note(self: Notifier, session_id: str) -> None:
         notified.append(session_id)
@@ -225,7 +225,7 @@ async def test_steps_notify_no_reader(url: str, monkeypatch: pytest.MonkeyPatch)
         await wake.commit()
         found.append([*notified])
 
-    monkeypatch.setattr(Notifier, "notify_journals", note)
+    monkeypatch.setattr(Notifier, "notify_change", note)
     async with stage(url, handler) as on:
         assert (await on.talk().ask(UserMessage("one"), timeout=30)).text == "half"
     assert found == [[], ["c"]]

@@ -36,7 +36,7 @@ from affinity.journal import (
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
-from affinity.provider.postgres.streams import _JournalListener, _notices
+from affinity.provider.postgres.changes import _ChangeListener, notices_of
 from affinity.session import SessionState
 from affinity_conformance.providers.builders import (
     ORCHESTRATION,
@@ -601,10 +601,10 @@ async def _committed(peer: Peer, at: OrchestrationItem, write: JournalWrite) -> 
 def test_ids_are_split_into_notices_that_fit() -> None:
     """Of at most 7,999 bytes, which is PostgreSQL's limit; none is lost."""
     for ids in ([], ["a"], [f"{n}" for n in range(5000)], ["é" * 128 + str(n) for n in range(200)], ["x" * 7999, "y"]):
-        notices = list(_notices(ids))
+        notices = list(notices_of(ids))
         assert "\n".join(notices) == "\n".join(ids)
         assert all(len(notice.encode()) <= 7999 for notice in notices)
-    assert len(list(_notices([f"{n}" for n in range(1000)]))) == 1
+    assert len(list(notices_of([f"{n}" for n in range(1000)]))) == 1
 
 
 async def test_journals_are_watched_on_the_connection_of_the_calls(
@@ -614,19 +614,19 @@ async def test_journals_are_watched_on_the_connection_of_the_calls(
     client = await PostgresProvider.open(postgres_migrated, application_name="affinity watcher", one_connection=True)
     async with opened(postgres_migrated) as other:
         many = {f"session {n} " + "x" * 200 for n in range(100)}
-        async with client.watch_journals() as watch:
-            async with client.watch_journals() as second:
-                await other.notify_journals(many)
+        async with client.watch_changes() as watch:
+            async with client.watch_changes() as second:
+                await other.notify_changes(many)
                 assert await client.append_journal([said("s")])
                 for each in (watch, second):
                     assert set(await each.wait(PATIENCE) or ()) | set(await each.wait(0.5) or ()) == many
             assert await watch.wait(0.01) is None
-            await client.notify_journals(["s"])
+            await client.notify_changes(["s"])
             assert set(await watch.wait(PATIENCE) or ()) == {"s"}
             count = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'affinity watcher%'"
             assert admin.execute(count).fetchone() == (1,)
         assert await client.get_pending(["s"], limit=1)
-        async with client.watch_journals() as watch:
+        async with client.watch_changes() as watch:
             waiting = asyncio.create_task(watch.wait(PATIENCE))
             await asyncio.sleep(0)
             terminate(admin)
@@ -640,12 +640,12 @@ async def test_a_slow_reader_is_notified_that_any_journal_may_have_changed(
 ) -> None:
     """What waits for it is bounded."""
     monkeypatch.setattr("affinity.provider.postgres.streams._MAX_WATCHED", 10)
-    async with opened(postgres_migrated) as provider, provider.watch_journals() as watch:
+    async with opened(postgres_migrated) as provider, provider.watch_changes() as watch:
         for batch in range(3):
-            await provider.notify_journals([f"{batch} {n}" for n in range(11)])
-        await provider.notify_journals(["last"])
+            await provider.notify_changes([f"{batch} {n}" for n in range(11)])
+        await provider.notify_changes(["last"])
         assert await watch.wait(PATIENCE) == {}
-        await provider.notify_journals(["again"])
+        await provider.notify_changes(["again"])
         assert set(await watch.wait(PATIENCE) or ()) == {"again"}
 
 
@@ -654,20 +654,20 @@ async def test_a_notice_says_whether_it_is_of_inputs_only(
 ) -> None:
     """By an empty line, which is no id of a session."""
     notices: list[list[str]] = []
-    receive = _JournalListener.receive
+    receive = _ChangeListener.receive
 
-    def note(self: _JournalListener, channel: str, payload: str) -> None:
+    def note(self: _ChangeListener, channel: str, payload: str) -> None:
         notices.append(payload.split("\n"))
         receive(self, channel, payload)
 
-    monkeypatch.setattr(_JournalListener, "receive", note)
+    monkeypatch.setattr(_ChangeListener, "receive", note)
     many = [f"session {n} " + "x" * 200 for n in range(100)]
-    async with opened(postgres_migrated) as provider, provider.watch_journals() as watch:
-        await provider.notify_journals(many, only_inputs=True)
+    async with opened(postgres_migrated) as provider, provider.watch_changes() as watch:
+        await provider.notify_changes(many, minor=True)
         assert await watch.wait(PATIENCE) == dict.fromkeys(many, False)
-        await provider.notify_journals(["a", "b"], only_inputs=True)
-        await provider.notify_journals(["b"])
-        await provider.notify_journals(["b"], only_inputs=True)
+        await provider.notify_changes(["a", "b"], minor=True)
+        await provider.notify_changes(["b"])
+        await provider.notify_changes(["b"], minor=True)
         assert await watch.wait(PATIENCE) == {"a": False, "b": True}
     assert len(notices) > 4
     assert {line for notice in notices for line in notice} == {"", "a", "b", *many}

@@ -121,7 +121,7 @@ async def test_a_stream_is_seen_by_another_process(tmp_path: Path) -> None:
         delays: list[float] = []
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as writer:
             try:
-                async with talk.journals.watch_journals() as watch:
+                async with talk.journals.watch_changes() as watch:
                     with anyio.fail_after(60):
                         while len(delays) < PARTS:
                             await watch.wait(10.0)

@@ -43,7 +43,7 @@ from tests.programs.tables import Tables, read_tables
 
 ASIDE: Final = frozenset(
     {
-        "renew_worker", "renew_work_item_lock", "notify_journals", "notify_workers", "sweep",
+        "renew_worker", "renew_work_item_lock", "notify_changes", "notify_workers", "sweep",
         "end_waits", "retry_suspended", "check_work_item", "list_sessions", "report_session_moves", "register_worker",
         "list_workers", "list_code",
         "take_unused_resources", "release_idle_session", "list_work_items", "read_origins", "write_stream", "aclose",

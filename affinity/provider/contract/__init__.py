@@ -107,7 +107,7 @@ from affinity.field_words import show_all_in_help
 from affinity.provider.contract.administration import AdministrationProvider
 from affinity.provider.contract.client_side import ClientProvider
 from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
-from affinity.provider.contract.hints import Hint, HintSource
+from affinity.provider.contract.hints import ChangeWatch, Hint, HintSource, merge_changes
 from affinity.provider.contract.instances import (
     FINISHED,
     RARE_STATUSES,
@@ -131,7 +131,7 @@ from affinity.provider.contract.instances import (
     Resumption,
     Suspension,
 )
-from affinity.provider.contract.journal_side import JournalProvider, JournalWatch
+from affinity.provider.contract.journal_side import JournalProvider
 from affinity.provider.contract.management import (
     EVENT_HEAD,
     NO_QUOTAS,
@@ -226,6 +226,7 @@ __all__ = [
     "SWEPT_STATUSES",
     "TOUCH_SLACK",
     "AdministrationProvider",
+    "ChangeWatch",
     "ClientProvider",
     "Deletion",
     "Delivery",
@@ -250,7 +251,6 @@ __all__ = [
     "InstanceUpdate",
     "Interfaces",
     "JournalProvider",
-    "JournalWatch",
     "KeyState",
     "MessageKey",
     "MessageReply",
@@ -310,6 +310,7 @@ __all__ = [
     "WorkerProfile",
     "WorkerProvider",
     "WorkerTags",
+    "merge_changes",
 ]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Final, Protocol
 
 from affinity.limits import MAX_BATCH_BYTES
-from affinity.provider.contract.hints import Hint
+from affinity.provider.contract.hints import ChangeWatch, Hint
 from affinity.provider.contract.instances import HistoryCursor, HistoryPage
 from affinity.provider.contract.sessions import SessionInfo
 from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
@@ -84,5 +85,15 @@ class ProviderConnection(Protocol):
     async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Send hints to workers by id; None: to all. Notify also the owners of these instances, or all workers if no
         alive worker owns one. Best effort, off the hot path. No other verb sends hints: its caller does, once.
+        """
+        ...
+
+    def watch_changes(self) -> AbstractAsyncContextManager[ChangeWatch]:
+        """Subscribe to changes by session id, among them replies of instances (`Turn.replies`)."""
+        ...
+
+    async def notify_changes(self, session_ids: Collection[str], *, minor: bool = False) -> None:
+        """Notify the subscribers of all processes that these sessions have changed, or that the instances of these ids
+        have replied to messages; called after the commit. ``minor``: see `ChangeWatch.wait`.
         """
         ...

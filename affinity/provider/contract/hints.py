@@ -1,7 +1,8 @@
-"""Hints and a worker's subscription to them."""
+"""Hints for workers, notices of changes, and the subscriptions to both."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from affinity.records import frozen
@@ -44,3 +45,25 @@ class HintSource(Protocol):
             ConnectionLost: the subscription broke; open a new one.
         """
         ...
+
+
+class ChangeWatch(Protocol):
+    """A subscription to changes, by session id: of the data that a guest keeps for a session, and replies of the
+    instance of that id.
+    """
+
+    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
+        """Return the sessions that may have changed since the last call, waiting at most ``timeout`` seconds for one;
+        empty: any may have; None: nothing came. A hint: it may be lost or superfluous. The value is False if only minor
+        changes came, which a guest that writes many of them marks so.
+
+        Raises:
+            ConnectionLost: the subscription broke; open a new one.
+        """
+        ...
+
+
+def merge_changes(before: dict[str, bool], changes: Mapping[str, bool]) -> None:
+    """Add changes, as `ChangeWatch.wait` returns them."""
+    for session_id, is_major in changes.items():
+        before[session_id] = is_major or before.get(session_id, False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from affinity.journal import (
@@ -30,26 +29,6 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import Hint
-
-
-class JournalWatch(Protocol):
-    """A subscription to changes of journals."""
-
-    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
-        """Ids of sessions whose journals, or whose streams, may have changed since the last call, waiting at most
-        ``timeout`` seconds for one; empty: any may have. None when nothing came. A hint: it may be lost or superfluous.
-        The value is False when only inputs and provisional parts have come, and no entry of a wake.
-
-        Raises:
-            ConnectionLost: the subscription broke; open a new one.
-        """
-        ...
-
-
-def merge_changes(before: dict[str, bool], changed: Mapping[str, bool]) -> None:
-    """Add changes, as `JournalWatch.wait` gives them."""
-    for session_id, of_wake in changed.items():
-        before[session_id] = of_wake or before.get(session_id, False)
 
 
 class JournalProvider(ProviderConnection, Protocol):
@@ -189,15 +168,5 @@ class JournalProvider(ProviderConnection, Protocol):
         again for twice as long, up to an hour. With ``everything`` it is not left out. When a fork is pruned, what it
         continues is looked at again with the next round. With ``dry_run`` nothing changes, nothing is left out, and
         ``limit`` does not count.
-        """
-        ...
-
-    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
-        """Subscribe to changes of journals, by session id, and to replies of instances (`Turn.replies`), by id."""
-        ...
-
-    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
-        """Notify the subscribers of all processes that these journals have changed, or instances of these ids have
-        replied to messages; called after the commit.
         """
         ...

@@ -284,8 +284,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         removes all queue rows of the instance. A work item or timer that a turn queues and also cancels is not queued;
         a message to a child that it creates arrives after the child's start.
 
-        After the transaction the readers of the journals in ``notify`` are notified, as by `notify_journals`: also when
-        turns are refused. The call need not wait for that, and does not fail when it fails.
+        After the transaction the subscribers of the sessions in ``notify`` are notified, as by `notify_changes`: also
+        when turns are refused. The call need not wait for that, and does not fail when it fails.
         """
         ...
 

@@ -10,6 +10,7 @@ from affinity.provider.parts import composed
 from affinity.provider.postgres import (
     activity_waits,
     audit,
+    changes,
     fetching,
     instances,
     journal_admin,
@@ -228,6 +229,8 @@ class PostgresProvider(Database):
     sweep: Final = sweeping.sweep
     hints: Final = hinting.hints
     notify_workers: Final = hinting.notify_workers
+    watch_changes: Final = changes.watch_changes
+    notify_changes: Final = changes.notify_changes
 
     # -- the client
 
@@ -294,8 +297,6 @@ class PostgresProvider(Database):
     list_requests: Final = open_requests.list_requests
     delete_journal: Final = acts("journal", journal_admin.delete_journal)
     prune_journals: Final = acts("", journal_admin.prune_journals)
-    watch_journals: Final = streams.watch_journals
-    notify_journals: Final = streams.notify_journals
 
 
 def _parts() -> Iterable[PostgresPart]:

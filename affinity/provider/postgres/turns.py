@@ -23,13 +23,13 @@ from psycopg.errors import UniqueViolation
 
 from affinity.errors import Contention
 from affinity.provider.contract import NewWorkItem, Placed, Timeouts, Token, Turn, TurnResult, WorkerIdentity, WorkKey
+from affinity.provider.postgres.changes import change_statement
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
 from affinity.provider.postgres.journals import call_of
 from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.releasing import release_params
-from affinity.provider.postgres.streams import notify_readers
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
     REPLY,
@@ -67,7 +67,7 @@ _MAX_ROUNDS: Final = 5
 async def commit_turn(
     db: Database, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
 ) -> Sequence[TurnResult]:
-    behind = notify_readers(db.connections.target, notify)
+    behind = change_statement(db.connections.target, notify)
     if len(turns) == 1 and (values := fused_params(turns[0]) or wake_params(turns[0])):
         try:
             return [await _commit_one(db, identity, turns[0], timeouts, values, behind=behind)]

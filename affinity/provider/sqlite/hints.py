@@ -1,8 +1,8 @@
-"""Hints for workers and readers of journals: immediate in this process, soon in other processes.
+"""Hints for workers, and notices of changes: immediate in this process, soon in other processes.
 
 Providers of one process find each other through a registry keyed by file; a hint for one of its workers is handed
 over there. Other processes have no such channel: the thread that owns the connection looks for their commits
-(``PRAGMA data_version``) while a worker or a reader waits, and treats each as a hint to read the queues and journals.
+(``PRAGMA data_version``) while a worker or a subscriber waits, and treats each as a hint that all may have changed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import Any, Final, Generic, TypeVar
 
 import anyio
 
-from affinity.provider.contract import Hint
-from affinity.provider.contract.journal_side import merge_changes
+from affinity.provider.contract import Hint, merge_changes
 
 T = TypeVar("T")
 
 _registry: Final[defaultdict[Path, set[Subscription]]] = defaultdict(set)
-_journal_registry: Final[defaultdict[Path, set[JournalSubscription]]] = defaultdict(set)
+_change_registry: Final[defaultdict[Path, set[ChangeSubscription]]] = defaultdict(set)
 _registry_lock: Final = Lock()  # providers of one process may live on several event loops, in several threads
 
 
@@ -45,7 +44,7 @@ class _Mailbox(ABC, Generic[T]):
         self._came = anyio.Event()
 
     def open(self) -> None:
-        """Be found by `send`, or `send_journals`."""
+        """Be found by `send`, or `send_changes`."""
         with _registry_lock:
             self._registry[self._path].add(self)
 
@@ -102,8 +101,8 @@ class Subscription(_Mailbox[Hint]):
         self._came.set()
 
 
-class JournalSubscription(_Mailbox[Mapping[str, bool]]):
-    """A reader's `JournalWatch`.
+class ChangeSubscription(_Mailbox[Mapping[str, bool]]):
+    """A `ChangeWatch`.
 
     Args:
         path: the resolved path of the file.
@@ -111,9 +110,9 @@ class JournalSubscription(_Mailbox[Mapping[str, bool]]):
     """
 
     def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
-        super().__init__(_journal_registry, path, watch)
+        super().__init__(_change_registry, path, watch)
         self._changed: dict[str, bool] | None = None
-        self._any = False  # any journal may have changed
+        self._any = False  # any session may have changed
 
     async def wait(self, timeout: float) -> Mapping[str, bool] | None:
         await self.wait_for_news(timeout)
@@ -122,19 +121,17 @@ class JournalSubscription(_Mailbox[Mapping[str, bool]]):
         return changed
 
     def receive(self, changed: Mapping[str, bool]) -> None:
-        """Add sessions whose journals have changed, none for any, as `wait` gives them; on this subscription's own
-        loop.
-        """
+        """Add sessions that have changed, none for any, as `wait` returns them; on this subscription's own loop."""
         self._any = self._any or not changed
         self._changed = self._changed or {}
         merge_changes(self._changed, changed)
         self._came.set()
 
 
-def send_journals(path: Path, changed: Mapping[str, bool]) -> None:
-    """Notify the readers of this process on one file that journals have changed, as `JournalWatch.wait` gives it."""
+def send_changes(path: Path, changed: Mapping[str, bool]) -> None:
+    """Notify the subscribers of this process on one file of changes, as `ChangeWatch.wait` returns them."""
     with _registry_lock:
-        subscriptions = list(_journal_registry[path]) if path in _journal_registry else []
+        subscriptions = list(_change_registry[path]) if path in _change_registry else []
     for subscription in subscriptions:
         subscription.post(changed)
 

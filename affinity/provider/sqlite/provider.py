@@ -25,6 +25,7 @@ from affinity.journal import (
 )
 from affinity.provider.contract import (
     NO_RETENTION,
+    ChangeWatch,
     FleetLoad,
     Hint,
     HintSource,
@@ -37,7 +38,6 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerLease,
 )
-from affinity.provider.contract.journal_side import JournalWatch
 from affinity.provider.listing import list_portions
 from affinity.provider.parts import composed
 from affinity.provider.repeats import refuse_other_events
@@ -87,7 +87,7 @@ from affinity.records import DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", hints.Subscription, hints.JournalSubscription)
+S = TypeVar("S", hints.Subscription, hints.ChangeSubscription)
 
 
 def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
@@ -113,7 +113,7 @@ class SqliteProvider:
         self._inode = self._path.stat().st_ino
         self._waiting = 0
         self._subscriptions: set[hints.Subscription] = set()
-        self._watches: set[hints.JournalSubscription] = set()
+        self._watches: set[hints.ChangeSubscription] = set()
         self._writer = DatabaseThread(
             writer, "affinity-sqlite-write", partial(_call_weakly, WeakMethod(self._on_foreign_commit))
         )
@@ -235,7 +235,7 @@ class SqliteProvider:
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
         results = await self._write(commit, identity, turns, timeouts)
-        await self.notify_journals(notify)
+        await self.notify_changes(notify)
         return results
 
     release_instance: Final = writes(orchestrations.release)
@@ -272,6 +272,14 @@ class SqliteProvider:
         hints.send(self._path, workers)
         if owners_of:
             hints.send(self._path, {None: Hint()})
+
+    def watch_changes(self) -> AbstractAsyncContextManager[ChangeWatch]:
+        return self._subscribed(hints.ChangeSubscription(self._path, self._watch), self._watches)
+
+    async def notify_changes(self, session_ids: Collection[str], *, minor: bool = False) -> None:
+        """Subscribers of other processes see the commit that the notice is about."""
+        if session_ids:
+            hints.send_changes(self._path, dict.fromkeys(session_ids, not minor))
 
     # -- the client
 
@@ -355,7 +363,7 @@ class SqliteProvider:
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
         lost = await self._writer.call(Database.write_unsynced, streams.write, parts)
-        await self.notify_journals({part.session_id for part in parts}, only_inputs=True)
+        await self.notify_changes({part.session_id for part in parts}, minor=True)
         return lost
 
     create_journals: Final = acts("create_journals", "journal", lineage.create)
@@ -363,7 +371,7 @@ class SqliteProvider:
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
-        await self.notify_journals([session_id])
+        await self.notify_changes([session_id])
 
     begin_wait: Final = writes(activity_waits.begin)
     end_wait: Final = writes(activity_waits.end)
@@ -393,14 +401,6 @@ class SqliteProvider:
         if dry_run or not (found.entries or found.abandoned):
             return JournalPruning(entries=sum(found.entries.values()), after=found.after)
         return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)
-
-    def watch_journals(self) -> AbstractAsyncContextManager[JournalWatch]:
-        return self._subscribed(hints.JournalSubscription(self._path, self._watch), self._watches)
-
-    async def notify_journals(self, session_ids: Collection[str], *, only_inputs: bool = False) -> None:
-        """Readers of other processes see the commit that the hint is about."""
-        if session_ids:
-            hints.send_journals(self._path, dict.fromkeys(session_ids, not only_inputs))
 
     # -- how
 

@@ -26,7 +26,7 @@ LOOK_SECONDS: Final = 0.02
 _READS: Final = ("get_", "list_", "read_", "check_", "measure_", "count_", "find_", "load", "desired_")
 """How the names of calls begin that only read."""
 
-_ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_journals", "notify_workers", "get_load"})
+_ASIDE: Final = frozenset({"renew_worker", "renew_work_item_lock", "notify_changes", "notify_workers", "get_load"})
 """Hints, renewals and reports: nothing follows from them."""
 
 _RENEWALS: Final = frozenset({"renew_worker", "register_worker"})

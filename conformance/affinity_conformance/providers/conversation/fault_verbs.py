@@ -150,18 +150,6 @@ async def describe_journal(fixtures: FaultFixtures) -> Attempt:
     return returns(True, lambda: journals(fixtures.provider).describe_journal(talk.session_id, KIND, changes), then)
 
 
-async def watch_journals(fixtures: FaultFixtures) -> Attempt:
-    async def subscribe() -> None:
-        async with journals(fixtures.provider).watch_journals() as watch:
-            await watch.wait(0.0)
-
-    return Attempt(subscribe)
-
-
-async def notify_journals(fixtures: FaultFixtures) -> Attempt:
-    return Attempt(lambda: journals(fixtures.provider).notify_journals([fixtures.name("c")]))
-
-
 class JournalWriteOnce:
     """A write to the journal of a conversation with one input, which must be committed once."""
 
@@ -246,7 +234,7 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Prepare:
 
 _WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, begin_wait, end_wait, get_waits,
                   describe_journal, delete_journal,
-                  prune_journals, watch_journals, notify_journals,
+                  prune_journals,
                   commit_turn_with_journal, ack_work_item_with_journal)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from affinity.journal import StreamCursor
-from affinity.provider.contract.journal_side import JournalWatch
+from affinity.provider.contract import ChangeWatch
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import message_ids, turn
 from affinity_conformance.providers.cluster import Cluster
@@ -20,7 +20,7 @@ PATIENCE = 30.0  # seconds of real time; a wait ends when the notification comes
 
 
 class JournalStreamRules(Rules):
-    """`write_stream`, `retract_stream` and `watch_journals` (contract: JournalProvider)."""
+    """`write_stream`, `retract_stream` and `watch_changes` (contract: JournalProvider)."""
 
     async def test_parts_are_read_in_order(self, cluster: Cluster) -> None:
         """All, or the parts behind a cursor; a number that is there is ignored (contract: write_stream)."""
@@ -171,16 +171,16 @@ class JournalStreamRules(Rules):
     # -- notifications
 
     async def test_readers_are_notified(self, cluster: Cluster) -> None:
-        """Every provider object delivers reports of callers and streams (contract: watch_journals)."""
+        """Every provider object delivers reports of callers and streams (contract: watch_changes)."""
         talk, other = await Conversation.open(cluster), await Conversation.open(cluster)
         await talk.append()
         journal_id = (await talk.page()).journal_id
         part = await other.part(1)
-        async with talk.journals.watch_journals() as watch:
+        async with talk.journals.watch_changes() as watch:
             for change in (
-                lambda: talk.journals.notify_journals(["s"]),
-                lambda: other.journals.notify_journals(["s", "t"]),
-                lambda: other.journals.notify_journals(["s", "t"], only_inputs=True),
+                lambda: talk.journals.notify_changes(["s"]),
+                lambda: other.journals.notify_changes(["s", "t"]),
+                lambda: other.journals.notify_changes(["s", "t"], minor=True),
                 lambda: other.journals.write_stream([part]),
                 lambda: talk.journals.retract_stream("s", journal_id, "w1", 1),
             ):
@@ -189,15 +189,15 @@ class JournalStreamRules(Rules):
 
     async def test_a_commit_is_reported_to_a_reader_that_waits(self, cluster: Cluster) -> None:
         """A reader that waits sees the entries of a wake as soon as its worker has reported them (contract:
-        notify_journals).
+        notify_changes).
         """
         owner = await ConversationOwner.begin(cluster)
         talk = await Conversation.open(cluster)
-        async with talk.journals.watch_journals() as watch, anyio.create_task_group() as group:
+        async with talk.journals.watch_changes() as watch, anyio.create_task_group() as group:
 
             async def wake() -> None:
                 await owner.commit_wake(entries=[output()])
-                await owner.conversation.journals.notify_journals(["s"])
+                await owner.conversation.journals.notify_changes(["s"])
 
             group.start_soon(wake)
             with anyio.fail_after(PATIENCE):
@@ -214,31 +214,31 @@ class JournalStreamRules(Rules):
             (result,) = await owner.peer.commit(step, notify=["s"])
             assert result.committed is committed
 
-        async with talk.journals.watch_journals() as watch:
+        async with talk.journals.watch_changes() as watch:
             for committed in (True, False):
                 await _drain(watch)
                 await self._assert_notified(watch, partial(commit, committed))
                 assert await talk.numbers() == [1, 2]
 
     async def test_many_readers_are_notified(self, cluster: Cluster) -> None:
-        """Each subscription gets what comes after it began (contract: watch_journals)."""
+        """Each subscription gets what comes after it began (contract: watch_changes)."""
         talks = [await Conversation.open(cluster) for _ in range(3)]
         await talks[0].append()
         async with (
-            talks[0].journals.watch_journals() as one,
-            talks[1].journals.watch_journals() as two,
-            talks[1].journals.watch_journals() as three,
+            talks[0].journals.watch_changes() as one,
+            talks[1].journals.watch_changes() as two,
+            talks[1].journals.watch_changes() as three,
         ):
-            await talks[2].journals.notify_journals(["s"])
+            await talks[2].journals.notify_changes(["s"])
             for watch in (one, two, three):
                 await self._assert_comes(watch)
 
     async def test_notifications_are_merged(self, cluster: Cluster) -> None:
-        """All changes since the last call are one answer (contract: JournalWatch.wait)."""
+        """All changes since the last call are one answer (contract: ChangeWatch.wait)."""
         talk = await Conversation.open(cluster)
-        async with talk.journals.watch_journals() as watch:
-            await talk.journals.notify_journals(["s"])
-            await talk.journals.notify_journals(["t", "u"])
+        async with talk.journals.watch_changes() as watch:
+            await talk.journals.notify_changes(["s"])
+            await talk.journals.notify_changes(["t", "u"])
             missing = {"s", "t", "u"}
             with anyio.fail_after(PATIENCE):
                 while missing:
@@ -246,13 +246,13 @@ class JournalStreamRules(Rules):
                     missing = set() if changed is not None and not changed else missing - set(changed or ())
 
     async def test_waiting_for_journals_ends_without_a_change(self, cluster: Cluster) -> None:
-        """Waiting returns None after its timeout (contract: JournalWatch.wait)."""
+        """Waiting returns None after its timeout (contract: ChangeWatch.wait)."""
         talk = await Conversation.open(cluster)
-        async with talk.journals.watch_journals() as watch:
+        async with talk.journals.watch_changes() as watch:
             await _drain(watch)
             assert await watch.wait(0.05) is None
 
-    async def _assert_notified(self, watch: JournalWatch, change: Callable[[], Awaitable[object]]) -> None:
+    async def _assert_notified(self, watch: ChangeWatch, change: Callable[[], Awaitable[object]]) -> None:
         """A reader that waits is notified of the change of journal ``s``."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._assert_comes, watch)
@@ -260,14 +260,14 @@ class JournalStreamRules(Rules):
             await change()
 
     @staticmethod
-    async def _assert_comes(watch: JournalWatch) -> None:
+    async def _assert_comes(watch: ChangeWatch) -> None:
         with anyio.fail_after(PATIENCE):
             changed = None
             while changed is None or (changed and "s" not in changed):
                 changed = await watch.wait(PATIENCE)
 
 
-async def _drain(watch: JournalWatch) -> None:
+async def _drain(watch: ChangeWatch) -> None:
     """Take what earlier changes have set off."""
     while await watch.wait(0.05) is not None:
         pass

@@ -216,6 +216,20 @@ async def notify_workers(fixtures: FaultFixtures) -> Attempt:
     return Attempt(lambda: fixtures.provider.notify_workers({"a": Hint(), None: Hint()}, [fixtures.name("i")]))
 
 
+@_verb
+async def watch_changes(fixtures: FaultFixtures) -> Attempt:
+    async def subscribe() -> None:
+        async with fixtures.provider.watch_changes() as watch:
+            await watch.wait(0.0)
+
+    return Attempt(subscribe)
+
+
+@_verb
+async def notify_changes(fixtures: FaultFixtures) -> Attempt:
+    return Attempt(lambda: fixtures.provider.notify_changes([fixtures.name("c")]))
+
+
 # --- the client
 
 

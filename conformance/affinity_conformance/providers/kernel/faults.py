@@ -39,7 +39,7 @@ ERRORS: Final[dict[Fault, type[ProviderError]]] = {
 }
 """The error that each fault is, with every provider."""
 
-NO_REQUEST: Final = frozenset({"hints", "notify_workers", "watch_journals", "notify_journals"})
+NO_REQUEST: Final = frozenset({"hints", "notify_workers", "watch_changes", "notify_changes"})
 """Verbs that need not ask the database."""
 
 MOST_TRIES: Final = 5
