@@ -639,7 +639,7 @@ async def test_a_slow_reader_is_notified_that_any_journal_may_have_changed(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What waits for it is bounded."""
-    monkeypatch.setattr("affinity.provider.postgres.streams._MAX_WATCHED", 10)
+    monkeypatch.setattr("affinity.provider.postgres.changes._MAX_WATCHED", 10)
     async with opened(postgres_migrated) as provider, provider.watch_changes() as watch:
         for batch in range(3):
             await provider.notify_changes([f"{batch} {n}" for n in range(11)])

@@ -37,7 +37,8 @@ file beside it:
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
-    hints               hints between processes, and notices of changes
+    hints               hints between processes
+    changes             changes by session id: the subscription to them, and notices
     parts               what guests add: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 

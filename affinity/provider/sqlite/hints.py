@@ -1,4 +1,4 @@
-"""Hints for workers, and notices of changes: immediate in this process, soon in other processes.
+"""Hints for workers: immediate in this process, soon in other processes.
 
 Providers of one process find each other through a registry keyed by file; a hint for one of its workers is handed
 over there. Other processes have no such channel: the thread that owns the connection looks for their commits
@@ -18,16 +18,15 @@ from typing import Any, Final, Generic, TypeVar
 
 import anyio
 
-from affinity.provider.contract import Hint, merge_changes
+from affinity.provider.contract import Hint
 
 T = TypeVar("T")
 
 _registry: Final[defaultdict[Path, set[Subscription]]] = defaultdict(set)
-_change_registry: Final[defaultdict[Path, set[ChangeSubscription]]] = defaultdict(set)
-_registry_lock: Final = Lock()  # providers of one process may live on several event loops, in several threads
+registry_lock: Final = Lock()  # providers of one process may live on several event loops, in several threads
 
 
-class _Mailbox(ABC, Generic[T]):
+class Mailbox(ABC, Generic[T]):
     """A place where news waits for its reader.
 
     Args:
@@ -41,30 +40,30 @@ class _Mailbox(ABC, Generic[T]):
         self._path = path
         self._watch = watch
         self._loop = asyncio.get_running_loop()
-        self._came = anyio.Event()
+        self.came = anyio.Event()
 
     def open(self) -> None:
-        """Be found by `send`, or `send_changes`."""
-        with _registry_lock:
+        """Be found by the function that sends."""
+        with registry_lock:
             self._registry[self._path].add(self)
 
     def close(self) -> None:
         """Be found no more."""
-        with _registry_lock:
+        with registry_lock:
             self._registry[self._path].discard(self)
             if not self._registry[self._path]:
                 del self._registry[self._path]
 
     async def wait_for_news(self, timeout: float) -> None:
         """Wait until some was received since the last call, for at most ``timeout`` seconds."""
-        if not self._came.is_set():
+        if not self.came.is_set():
             self._watch(+1)
             try:
                 with anyio.move_on_after(timeout):
-                    await self._came.wait()
+                    await self.came.wait()
             finally:
                 self._watch(-1)
-        self._came = anyio.Event()
+        self.came = anyio.Event()
 
     @abstractmethod
     def receive(self, news: T) -> None:
@@ -76,7 +75,7 @@ class _Mailbox(ABC, Generic[T]):
             self._loop.call_soon_threadsafe(self.receive, news)
 
 
-class Subscription(_Mailbox[Hint]):
+class Subscription(Mailbox[Hint]):
     """A worker's `HintSource`.
 
     Args:
@@ -98,47 +97,12 @@ class Subscription(_Mailbox[Hint]):
     def receive(self, hint: Hint) -> None:
         """Merge a hint with the pending one; on this subscription's own loop."""
         self._pending = hint.merge(self._pending)
-        self._came.set()
-
-
-class ChangeSubscription(_Mailbox[Mapping[str, bool]]):
-    """A `ChangeWatch`.
-
-    Args:
-        path: the resolved path of the file.
-        watch: called with +1 when the reader begins to wait, with -1 when it ends.
-    """
-
-    def __init__(self, path: Path, watch: Callable[[int], None]) -> None:
-        super().__init__(_change_registry, path, watch)
-        self._changed: dict[str, bool] | None = None
-        self._any = False  # any session may have changed
-
-    async def wait(self, timeout: float) -> Mapping[str, bool] | None:
-        await self.wait_for_news(timeout)
-        changed = {} if self._any else self._changed
-        self._changed, self._any = None, False
-        return changed
-
-    def receive(self, changed: Mapping[str, bool]) -> None:
-        """Add sessions that have changed, none for any, as `wait` returns them; on this subscription's own loop."""
-        self._any = self._any or not changed
-        self._changed = self._changed or {}
-        merge_changes(self._changed, changed)
-        self._came.set()
-
-
-def send_changes(path: Path, changed: Mapping[str, bool]) -> None:
-    """Notify the subscribers of this process on one file of changes, as `ChangeWatch.wait` returns them."""
-    with _registry_lock:
-        subscriptions = list(_change_registry[path]) if path in _change_registry else []
-    for subscription in subscriptions:
-        subscription.post(changed)
+        self.came.set()
 
 
 def send(path: Path, workers: Mapping[str | None, Hint]) -> None:
     """Give hints to the workers of this process on one file, by id; None: to all."""
-    with _registry_lock:
+    with registry_lock:
         subscriptions = list(_registry[path]) if path in _registry else []
     for subscription in subscriptions:
         for name in (None, subscription.worker_id):

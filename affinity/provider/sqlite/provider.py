@@ -45,6 +45,7 @@ from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     activity_waits,
     audit,
+    changes,
     fetching,
     hints,
     journal_admin,
@@ -87,7 +88,7 @@ from affinity.records import DurableResource, SessionStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", hints.Subscription, hints.ChangeSubscription)
+S = TypeVar("S", hints.Subscription, changes.ChangeSubscription)
 
 
 def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
@@ -113,7 +114,7 @@ class SqliteProvider:
         self._inode = self._path.stat().st_ino
         self._waiting = 0
         self._subscriptions: set[hints.Subscription] = set()
-        self._watches: set[hints.ChangeSubscription] = set()
+        self._watches: set[changes.ChangeSubscription] = set()
         self._writer = DatabaseThread(
             writer, "affinity-sqlite-write", partial(_call_weakly, WeakMethod(self._on_foreign_commit))
         )
@@ -274,12 +275,12 @@ class SqliteProvider:
             hints.send(self._path, {None: Hint()})
 
     def watch_changes(self) -> AbstractAsyncContextManager[ChangeWatch]:
-        return self._subscribed(hints.ChangeSubscription(self._path, self._watch), self._watches)
+        return self._subscribed(changes.ChangeSubscription(self._path, self._watch), self._watches)
 
     async def notify_changes(self, session_ids: Collection[str], *, minor: bool = False) -> None:
         """Subscribers of other processes see the commit that the notice is about."""
         if session_ids:
-            hints.send_changes(self._path, dict.fromkeys(session_ids, not minor))
+            changes.send_changes(self._path, dict.fromkeys(session_ids, not minor))
 
     # -- the client
 
