@@ -20,7 +20,7 @@ Side: TypeAlias = Literal["store.postgres", "store.sqlite", "worker", "page"]
 """A module of a guest: its part of a provider, of a worker, of the console. (Its command is in `affinity.cli.main`.)"""
 
 GUESTS: Final[Mapping[str, frozenset[Side]]] = {
-    "conversation": frozenset({"page"}),
+    "conversation": frozenset({"store.postgres", "store.sqlite", "page"}),
     "schedules": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
 }
 """The folder of each guest below ``affinity``, and its sides. The names are sorted: their tables come in this order."""

@@ -20,7 +20,7 @@ PACKAGES: Final = (ROOT / "affinity", ROOT / "affinity_workflows", ROOT / "confo
 """The roots of the import contract in `pyproject.toml`, and the suites."""
 
 LATE: Final[Mapping[tuple[str, str], str]] = {
-    ("affinity.guests", "affinity.conversation"): "the seams of the console load the guests that it lists",
+    ("affinity.guests", "affinity.conversation"): "the seams of the kernel load the guests that it lists",
     ("affinity.guests", "affinity.schedules"): "the seams of the kernel load the guests that it lists",
     ("affinity.guests", "affinity.worker"): "a side of a guest is named so; it is no module of the kernel",
 }
@@ -144,15 +144,11 @@ def test_no_circle_with_the_imports_inside_functions(imported: dict[str, Imports
     assert circles(graph) == []
 
 
-CLIENT_RIGHTS = "12_clients.sql"
-"""It says what a client's role may write: of conversations, only what they take from clients."""
-
-
 @pytest.mark.parametrize("package", ["orchestration", "provider", "session", "worker"])
 def test_the_engine_names_no_conversation(package: str) -> None:
     """It has journals; conversations are one layer that uses them."""
     for path in sorted((ROOT / "affinity" / package).rglob("*")):
-        if path.suffix in {".py", ".sql"} and path.name != CLIENT_RIGHTS:
+        if path.suffix in {".py", ".sql"}:
             assert "conversation" not in path.read_text().lower(), path.relative_to(ROOT)
 
 

@@ -2,8 +2,8 @@
 
 Each engine has a record of such a part: `affinity.provider.postgres.parts.PostgresPart` and
 `affinity.provider.sqlite.parts.SqlitePart`. A guest's module ``store.postgres`` or ``store.sqlite`` has one, named
-``PART``. The schema of a guest is the file ``store/postgres_schema.sql`` or ``store/sqlite_schema.sql``; its objects
-are created after those of the kernel.
+``PART``. The schema of a guest is the file ``store/postgres_schema.sql`` or ``store/sqlite_schema.sql``, or a
+folder ``store/postgres_schema`` of several; its objects are created after those of the kernel.
 """
 
 from __future__ import annotations

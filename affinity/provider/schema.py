@@ -129,8 +129,14 @@ def load_migrations(package: str) -> list[Migration]:
 def _schemas_of_guests(package: str) -> list[LiteralString]:
     """The schema of each guest that has a part in this provider, in the order of the guests."""
     engine = package.rpartition(".")[2]
-    found = [folder / "store" / f"{engine}_schema.sql" for folder in folders(f"store.{engine}")]
-    return [file.read_text(encoding="utf-8") for file in found]
+    stores = [folder / "store" for folder in folders(f"store.{engine}")]
+    return [text for store in stores for text in _schema_of_guest(store, f"{engine}_schema")]
+
+
+def _schema_of_guest(store: Traversable, name: str) -> list[LiteralString]:
+    """The files of the folder of this name, or else the file."""
+    folder = store / name
+    return [*_texts(folder).values()] if folder.is_dir() else [(store / f"{name}.sql").read_text(encoding="utf-8")]
 
 
 def _texts(folder: Traversable) -> dict[str, LiteralString]:

@@ -521,7 +521,8 @@ async def test_the_table_has_each_function(url: str, admin: psycopg.Connection[A
 
 async def test_the_bounds_of_the_schema_are_those_of_the_library() -> None:
     """Numbers and kinds stand in the schema, too."""
-    text = (files("affinity.provider.postgres") / "schema/12_clients.sql").read_text()
+    clients = ("provider/postgres/schema/12_clients.sql", "conversation/store/postgres_schema/02_clients.sql")
+    text = "".join((files("affinity") / file).read_text() for file in clients)
     assert f"least(_unread_limit, {MAX_UNREAD_EVENTS})" in text
     assert MAX_PAYLOAD_BYTES < 3 * 2**20
     assert str(3 * 2**20) in text

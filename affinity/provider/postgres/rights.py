@@ -5,11 +5,11 @@ what PostgreSQL gives it by default, which is EXECUTE on every function, and giv
 ``granted_roles`` its rights again.
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
-restarts ended ones, raises events, asks instances to cancel, appends inputs to journals and creates journals from
-others. Guests add functions of their own. These functions check all that they are given, in the database: a right to
-call one is a right to say what a client may say, and no more (``schema/12_clients.sql``). A reader has the rights of a
-client but for these functions. A worker changes rows of all tables but the ones that describe the schema and the
-rights. An autoscaler reads the view ``desired_workers`` and the numbers of the migrations.
+restarts ended ones, raises events and asks instances to cancel. Guests add functions of their own. These functions
+check all that they are given, in the database: a right to call one is a right to say what a client may say, and no more
+(``schema/12_clients.sql``). A reader has the rights of a client but for these functions. A worker changes rows of all
+tables but the ones that describe the schema and the rights. An autoscaler reads the view ``desired_workers`` and the
+numbers of the migrations.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     Rights(
         "TABLE",
         "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
-        " instances_by_status journal_delegations journal_entries journal_parents journal_requests"
-        " journal_revisits journal_steps journal_streams journal_wakes"
-        " journals message_keys resources rounds session_holds session_moves session_orders session_states"
+        " instances_by_status message_keys resources rounds session_holds session_moves session_orders session_states"
         " session_watches sessions suspensions sweeps workers",
         client=READ,
         worker=CHANGE,
@@ -69,47 +67,35 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
     Rights(
         "FUNCTION",
-        "client_append_input client_append_journals client_create_instances client_create_journal"
-        " client_restart_instances client_send_messages describe_journal",
+        "client_create_instances client_restart_instances client_send_messages",
         client=RUN,
         worker=RUN,
         reader="",
     ),
     # With the owner's rights: what each connection asks first. A timeline begins where the server is another one.
     Rights("FUNCTION", "read_timeline", client=RUN, worker=RUN),
-    # What a client reads with.
-    Rights(
-        "FUNCTION",
-        "find_entries find_inherited_reply is_inherited_input is_waiting journal_segments",
-        client=RUN,
-        worker=RUN,
-    ),
     # With the owner's rights: a timeline begins for the number that a worker gives.
     Rights("FUNCTION", "establish_timeline", worker=RUN),
     Rights(
         "FUNCTION",
-        "add_instances append_input append_journals bounce_journals commit_turn commit_turns consume_messages"
-        " create_instances create_journal create_journals restart_instances send_keyed_messages send_messages"
-        " creation_parents creation_refusal creations_fit delete_instances delete_journals end_work"
-        " cut_journals find_inherited_event find_resting free_items holds_session instance_bytes is_outdated"
-        " keep_usage keeps_session latest_hold"
-        " lock_order lower_worker_has_room measure_instances park_items passes_fence places_in_order"
-        " prune_all_journals prune_journals refuse release_busy release_sessions remove_resting"
-        " reply_messages reset_instance restrict_items"
-        " start_journals unpark_items version_since write_journals",
+        "add_instances commit_turn commit_turns consume_messages create_instances restart_instances"
+        " send_keyed_messages send_messages delete_instances end_work free_items holds_session instance_bytes"
+        " is_outdated keeps_session latest_hold lock_order lower_worker_has_room measure_instances"
+        " passes_fence places_in_order refuse release_busy release_sessions reply_messages reset_instance"
+        " restrict_items version_since",
         worker=RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
-        "check_client_description check_client_entry check_client_ids check_client_messages check_client_starts"
-        " deny_client has_fields is_dead_letter is_kind_of_wakes read_client_json read_client_message",
+        "check_client_ids check_client_messages check_client_starts deny_client has_fields read_client_json"
+        " read_client_message",
     ),
     Rights(
         "FUNCTION",
-        "count_instances delete_journal_of_record keep_watched_session move_status"
-        " notify_watchers promote_next record_ended_execution record_session_move tag_route",
+        "count_instances keep_watched_session move_status notify_watchers promote_next record_ended_execution"
+        " record_session_move tag_route",
     ),
 )
 """Each table, view, sequence and function of the kernel's schema has a row here, those of a guest in its part: a test

@@ -132,3 +132,19 @@ BEGIN
     ON CONFLICT (instance_id, execution_id) DO UPDATE SET is_last = excluded.is_last, ended_at = excluded.ended_at;
     DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
 END;
+
+-- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
+-- processed. lock_token: of their work items; when that is over, so is the wait.
+CREATE TABLE activity_waits (
+    wait_id      INTEGER PRIMARY KEY,
+    instance_id  TEXT NOT NULL,
+    execution_id INTEGER NOT NULL,
+    activity_id  INTEGER NOT NULL,
+    lock_token   TEXT NOT NULL,
+    awaited      TEXT NOT NULL,
+    journal_id   INTEGER,
+    seq          INTEGER,
+    began        REAL NOT NULL
+) STRICT;
+
+CREATE INDEX activity_waits_by_instance ON activity_waits (instance_id);

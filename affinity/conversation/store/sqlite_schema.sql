@@ -50,22 +50,6 @@ CREATE INDEX journals_kept ON journals (kept_until) WHERE kept_until IS NOT NULL
 CREATE INDEX journals_by_entries ON journals (last_seq - first_seq) WHERE last_seq - first_seq >= 64;
 CREATE INDEX journals_by_size ON journals (size) WHERE size > 65536;
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
--- processed. lock_token: of their work items; when that is over, so is the wait.
-CREATE TABLE activity_waits (
-    wait_id      INTEGER PRIMARY KEY,
-    instance_id  TEXT NOT NULL,
-    execution_id INTEGER NOT NULL,
-    activity_id  INTEGER NOT NULL,
-    lock_token   TEXT NOT NULL,
-    awaited      TEXT NOT NULL,
-    journal_id   INTEGER,
-    seq          INTEGER,
-    began        REAL NOT NULL
-) STRICT;
-
-CREATE INDEX activity_waits_by_instance ON activity_waits (instance_id);
-
 -- The labels once more, to be found by.
 CREATE TABLE journal_labels (
     key        TEXT NOT NULL,

@@ -151,30 +151,7 @@ CREATE UNLOGGED TABLE journal_streams (
     PRIMARY KEY (journal_id, wake_id, attempt, number)
 ) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
--- processed. lock_token: of their work items; when that is over, so is the wait.
-CREATE TABLE activity_waits (
-    wait_id bigint PRIMARY KEY,
-    instance_id text COLLATE "C" NOT NULL,
-    execution_id bigint NOT NULL,
-    activity_id integer NOT NULL,
-    lock_token text COLLATE "C" NOT NULL,
-    awaited text COLLATE "C" NOT NULL,
-    journal_id bigint,
-    seq bigint,
-    began timestamptz NOT NULL
-);
-CREATE INDEX activity_waits_instance ON activity_waits (instance_id);
-
--- Whether the activity of a wait still runs.
-CREATE FUNCTION is_running(w activity_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
-        SELECT FROM worker_queue q
-        WHERE q.instance_id = w.instance_id AND q.execution_id = w.execution_id AND q.activity_id = w.activity_id
-          AND q.lock_token = w.lock_token AND q.locked_until > clock())
-$$;
-
--- Whether it also waits for something that has not come.
+-- Whether the activity of a wait still runs, and waits for something that has not come.
 CREATE FUNCTION is_waiting(w activity_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT is_running(w) AND CASE WHEN w.journal_id IS NULL
         THEN EXISTS (

@@ -1,0 +1,47 @@
+"""Conversations on PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
+
+PART: Final = PostgresPart(
+    verbs={},
+    rights=(
+        Rights(
+            "TABLE",
+            "journal_delegations journal_entries journal_parents journal_requests journal_revisits journal_steps"
+            " journal_streams journal_wakes journals",
+            client=READ,
+            worker=CHANGE,
+        ),
+        # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
+        Rights(
+            "FUNCTION",
+            "client_append_input client_append_journals client_create_journal describe_journal",
+            client=RUN,
+            worker=RUN,
+            reader="",
+        ),
+        # What a client reads with.
+        Rights(
+            "FUNCTION",
+            "find_entries find_inherited_reply is_inherited_input is_waiting journal_segments",
+            client=RUN,
+            worker=RUN,
+        ),
+        Rights(
+            "FUNCTION",
+            "append_input append_journals bounce_journals create_journal create_journals creation_parents"
+            " creation_refusal creations_fit cut_journals delete_journals find_inherited_event find_resting keep_usage"
+            " park_items prune_all_journals prune_journals remove_resting start_journals unpark_items write_journals",
+            worker=RUN,
+        ),
+        # The owner's alone. Triggers run for each role that changes the row.
+        Rights(
+            "FUNCTION",
+            "check_client_description check_client_entry delete_journal_of_record is_dead_letter is_kind_of_wakes",
+        ),
+    ),
+)
