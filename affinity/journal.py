@@ -315,29 +315,6 @@ class InstanceStart:
     generation: str
 
 
-class ActivityWait(NamedTuple):
-    """An activity that is running, such as a wake, waits for another instance."""
-
-    wait_id: int  # random
-    instance_id: str  # of the activity, with the next two
-    execution_id: int
-    activity_id: int
-    worker_id: str  # that runs it
-    awaited: str  # id of the instance, or of the conversation
-    journal_id: int | None  # of the conversation; None: the end of the instance is awaited
-    seq: int | None  # the input of the conversation that is to be processed
-
-
-class WaitEdge(NamedTuple):
-    """An `ActivityWait` that is not over."""
-
-    wait_id: int
-    instance_id: str
-    awaited: str
-    seq: int | None
-    began: float  # Unix seconds
-
-
 class Step(NamedTuple):
     """A step of a wake that is done, or has begun: the next attempt of the wake reads it."""
 
@@ -841,22 +818,6 @@ class JournalAccess(Protocol):
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove the parts of this attempt and of lower ones; not repeated."""
-        ...
-
-    def is_here(self) -> bool:
-        """Whether the caller runs on the event loop of the worker."""
-        ...
-
-    async def begin_wait(self, wait: ActivityWait) -> None:
-        """See `JournalProvider.begin_wait`."""
-        ...
-
-    async def end_wait(self, wait_id: int) -> None:
-        """See `JournalProvider.end_wait`."""
-        ...
-
-    async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
-        """See `JournalProvider.get_waits`."""
         ...
 
     def note_written(self, write: JournalWrite) -> None:

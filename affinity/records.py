@@ -454,3 +454,46 @@ class Participant(Protocol):
         that is unknown: state in memory must then be discarded.
         """
         ...
+
+
+class ActivityWait(NamedTuple):
+    """The wait of a running activity for another instance."""
+
+    wait_id: int  # random
+    instance_id: str  # of the activity, with the next two
+    execution_id: int
+    activity_id: int
+    worker_id: str  # that runs it
+    awaited: str  # id of the instance
+    target_id: int | None  # identifies what a guest keeps under that id; None: the end of the instance is awaited
+    seq: int | None  # the number of that guest's which is awaited
+
+
+class WaitEdge(NamedTuple):
+    """An `ActivityWait` that is not over."""
+
+    wait_id: int
+    instance_id: str
+    awaited: str
+    seq: int | None
+    began: float  # Unix seconds
+
+
+class WaitNotes(Protocol):
+    """The notes of waits in a worker's database."""
+
+    def is_here(self) -> bool:
+        """Whether the caller runs on the event loop of the worker."""
+        ...
+
+    async def begin_wait(self, wait: ActivityWait) -> None:
+        """See `WorkerProvider.begin_wait`."""
+        ...
+
+    async def end_wait(self, wait_id: int) -> None:
+        """See `WorkerProvider.end_wait`; an error of the database is ignored."""
+        ...
+
+    async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
+        """See `ProviderConnection.get_waits`."""
+        ...

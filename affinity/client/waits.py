@@ -1,12 +1,12 @@
-"""Activities that wait for a conversation or an instance, and find out from the database that they wait in a circle.
+"""Activities that wait for an instance, and find out from the database that they wait in a circle.
 
-A wait of an activity, such as the handler of a wake, that takes long is noted in the database
-(`affinity.journal.ActivityWait`), by the worker of the activity. Each wait of a circle is noted before or after another
-one, so the last one sees the whole circle. It is the one that is refused; the others go on.
+The worker of an activity notes a wait that takes long in the database (`affinity.records.ActivityWait`). Each wait of a
+circle is noted before or after another, so the last one sees the whole circle. It is refused; the others go on.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
@@ -15,9 +15,8 @@ from typing import Final, Self, TypeVar
 import anyio
 
 from affinity.errors import ProviderError, WakeMisuse
-from affinity.journal import ActivityWait, JournalAccess, WaitEdge, new_journal_id
 from affinity.orchestration import ActivityContext
-from affinity.records import database_of
+from affinity.records import ActivityWait, WaitEdge, WaitNotes, database_of
 from affinity.session.writer import current_activity
 
 T = TypeVar("T")
@@ -36,19 +35,20 @@ class NotedWait:
 
     Args:
         database: where the awaited instance is: see `ProviderConnection.database`.
-        awaited: id of the instance, or of the conversation.
-        journal_id: of the conversation; None: the end of the instance is awaited.
-        seq: number of the input whose reply is awaited.
+        awaited: id of the instance.
+        target_id: identifies what a guest keeps under that id, of which ``seq`` is awaited; 0: not known yet. None: the
+            end of the instance is awaited.
+        seq: see `ActivityWait.seq`.
     """
 
-    def __init__(self, database: str, awaited: str, journal_id: int | None = None, seq: int | None = None) -> None:
+    def __init__(self, database: str, awaited: str, target_id: int | None = None, seq: int | None = None) -> None:
         ctx = current_activity()
-        self._journals: JournalAccess | None = None
+        self._notes: WaitNotes | None = None
         if isinstance(ctx, ActivityContext) and database_of(ctx.session_store) == database:
-            self._journals = ctx.journals if ctx.journals is not None and ctx.journals.is_here() else None
+            self._notes = ctx._waits if ctx._waits is not None and ctx._waits.is_here() else None
             about = (ctx.instance_id, ctx.execution_id, ctx.activity_id, ctx.worker_id)
-            self._wait = ActivityWait(new_journal_id(), *about, awaited, journal_id, seq)
-        self.journal_id: int | None = journal_id
+            self._wait = ActivityWait(secrets.randbits(63), *about, awaited, target_id, seq)
+        self.target_id: int | None = target_id
         """As given, or as found out before the first wait."""
         self._pauses = iter(PAUSES)
         self._next = time.monotonic() + next(self._pauses)
@@ -68,29 +68,29 @@ class NotedWait:
         Raises:
             WakeMisuse: the wait can never end.
         """
-        while self._journals is not None:
+        while self._notes is not None:
             with anyio.move_on_after(self._next - time.monotonic()):
                 return await wait()
-            await self._look(self._journals)
+            await self._look(self._notes)
             self._next = time.monotonic() + next(self._pauses, PAUSES[-1])
         return await wait()
 
     async def end(self) -> None:
         """Remove the note."""
-        if self._is_noted and self._journals is not None:
+        if self._is_noted and self._notes is not None:
             self._is_noted = False
             with anyio.move_on_after(END_SECONDS, shield=True):
-                await self._journals.end_wait(self._wait.wait_id)
+                await self._notes.end_wait(self._wait.wait_id)
 
-    async def _look(self, journals: JournalAccess) -> None:
-        if self._wait.seq is not None and not self.journal_id:
-            return  # the journal is not known yet
+    async def _look(self, notes: WaitNotes) -> None:
+        if self._wait.seq is not None and not self.target_id:
+            return  # it is not known yet
         try:
             if not self._is_noted:
                 self._is_noted = True
-                self._wait = self._wait._replace(journal_id=self.journal_id)
-                await journals.begin_wait(self._wait)
-            edges = await journals.get_waits(self._wait.instance_id)
+                self._wait = self._wait._replace(target_id=self.target_id)
+                await notes.begin_wait(self._wait)
+            edges = await notes.get_waits(self._wait.instance_id)
         except ProviderError:
             return  # the next look finds it
         if circle := find_circle(edges, self._wait.wait_id):

@@ -282,7 +282,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
                         raise errors.UnknownEntry(self.conversation_id, f"entry {int(seq)} is of {source}")
                     text = "it was deleted, and another one has its id; or the number is of another conversation"
                     raise errors.UnknownConversation(self.conversation_id, text)
-                noted.journal_id = journal_id
+                noted.target_id = journal_id
                 check_awaited(self.conversation_id, seq, page, after)
                 look = page.more
                 entries += page.entries

@@ -195,7 +195,7 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
             await self._check()
             feed = self._feed
             noted = self._noted = self._noted or self._new_note(self._seq, 0)
-            noted.journal_id = feed.journal_id
+            noted.target_id = feed.journal_id
             item: FeedItem | None = await noted.over(lambda: anext(feed, None))
             if item is not None:
                 return item

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from affinity.errors import ActivityMisuse
 from affinity.journal import JournalAccess, JournalParticipant, JournalWrite
 from affinity.orchestration.signals import ActivityCancelledSignal
-from affinity.records import Participant, SessionStore, StateWrite
+from affinity.records import Participant, SessionStore, StateWrite, WaitNotes
 from affinity.user_code import call_sync
 
 _LOGGER = logging.getLogger("affinity.activity")
@@ -104,6 +104,8 @@ class ActivityContext:
     journals: JournalAccess | None = None
     """Journals of the worker's database; None in a context that a test makes."""
 
+    _waits: WaitNotes | None = field(default=None, repr=False, compare=False)
+
     _commit_part: PartCommit | None = field(default=None, repr=False, compare=False)
 
     _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
@@ -136,6 +138,7 @@ class ActivityContext:
         session_store: SessionStore,
         session_listeners: Collection[object],
         journals: JournalAccess,
+        waits: WaitNotes,
         commit_part: PartCommit,
     ) -> ActivityContext:
         """Does the same as the constructor, in a tenth of the time; called by the worker for each activity."""
@@ -154,6 +157,7 @@ class ActivityContext:
         made.session_store = session_store
         made.session_listeners = session_listeners
         made.journals = journals
+        made._waits = waits
         made._commit_part = commit_part
         made._run = _RunState()
         made.__class__ = ActivityContext

@@ -36,6 +36,7 @@ from affinity.worker.results import StagedResult, discard, requeue_after_conflic
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
 from affinity.worker.tracing import AttemptTracer
+from affinity.worker.waits import WorkerWaits
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -135,6 +136,7 @@ class ActivityRunner:
             resources=services.provider,
         )
         self._journals = WorkerJournals(services)
+        self._waits = WorkerWaits(services.provider)
         self.readers: dict[str, int] = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
         """Activities that begin with the pending inputs of a journal, and how many they take."""
         self._options = services.options
@@ -311,6 +313,7 @@ class ActivityRunner:
             session_store=self._states,
             session_listeners=self._sessions.listeners,
             journals=self._journals,
+            waits=self._waits,
             commit_part=partial(self._commits.commit_part, item.lock),
         )
         running = self._running[item.lock] = _Running(item, context, limit, task, time.monotonic())

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from affinity import journal as j
 from affinity.batching import Batcher
-from affinity.errors import ProviderError
 from affinity.limits import MAX_PAGE
 from affinity.tasks import ignore_error
 from affinity.worker.services import WorkerServices
@@ -51,7 +49,6 @@ class WorkerJournals:
         self._retry = services.health.retry
         self.monotonic: Callable[[], float] = services.timing.monotonic
         self._notifier = services.notifier
-        self._loop = asyncio.get_running_loop()
         self._pending = Batcher(self._read_pending, self._retry_read, owner="worker")
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
 
@@ -151,23 +148,6 @@ class WorkerJournals:
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove provisional parts."""
         await self._provider.retract_stream(session_id, journal_id, wake_id, attempt)
-
-    def is_here(self) -> bool:
-        """Whether the caller runs on the event loop of the worker."""
-        return asyncio.get_running_loop() is self._loop
-
-    async def begin_wait(self, wait: j.ActivityWait) -> None:
-        """Note that an activity waits."""
-        await self._provider.begin_wait(wait)
-
-    async def end_wait(self, wait_id: int) -> None:
-        """Remove the note."""
-        with suppress(ProviderError):  # a sweep does
-            await self._provider.end_wait(wait_id)
-
-    async def get_waits(self, instance_id: str) -> Sequence[j.WaitEdge]:
-        """The noted waits of an instance, and of those that it waits for."""
-        return await self._provider.get_waits(instance_id)
 
     async def append(self, append: j.JournalAppend) -> j.Appended:
         """Append an entry with an event id, and notify its readers and the worker of its instance."""

@@ -53,6 +53,7 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
         session_store=None,  # type: ignore[arg-type]
         session_listeners=(),
         journals=None,  # type: ignore[arg-type]
+        waits=None,  # type: ignore[arg-type]
         commit_part=commit_nothing,
     )
     assert type(ctx) is ActivityContext

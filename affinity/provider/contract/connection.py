@@ -12,7 +12,7 @@ from affinity.provider.contract.hints import ChangeWatch, Hint
 from affinity.provider.contract.instances import HistoryCursor, HistoryPage
 from affinity.provider.contract.sessions import SessionInfo
 from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
-from affinity.records import SessionStore
+from affinity.records import SessionStore, WaitEdge
 
 BRIEFLY: Final = ContextVar("affinity_briefly", default=False)
 """Calls wait hardly at all for a row that another transaction holds: they raise `LockTimeout`. For calls that are tried
@@ -73,6 +73,12 @@ class ProviderConnection(Protocol):
     ) -> Sequence[SessionInfo]:
         """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id, with
         ``worker_id`` only of sessions that this worker holds, or was the last to hold. Reads only.
+        """
+        ...
+
+    async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
+        """Return the noted waits of an instance, and of the instances that it waits for, directly or not, oldest first;
+        at most `limits.MAX_WAITS_READ`. Only waits of activities that run, for what has not come. Reads only.
         """
         ...
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from affinity.journal import (
-    ActivityWait,
     Appended,
     CreationResult,
     Description,
@@ -24,7 +23,6 @@ from affinity.journal import (
     PendingWork,
     RequestFilter,
     StreamPart,
-    WaitEdge,
 )
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
@@ -96,20 +94,6 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove the parts of this attempt and of lower ones; later ones are ignored. Subscribers are notified."""
-        ...
-
-    async def begin_wait(self, wait: ActivityWait) -> None:
-        """Note that an activity waits, while its work item is locked by its worker. It may be repeated."""
-        ...
-
-    async def end_wait(self, wait_id: int) -> None:
-        """Remove the note. A sweep removes the notes of activities that no longer run."""
-        ...
-
-    async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
-        """The noted waits of an instance, and of the instances that it waits for, directly or not, oldest first; at
-        most `limits.MAX_WAITS_READ`. Only waits of activities that run, for what has not come. Reads only.
-        """
         ...
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:

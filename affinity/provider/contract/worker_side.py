@@ -23,7 +23,7 @@ from affinity.provider.contract.work_items import (
     WorkLock,
 )
 from affinity.provider.contract.workers import WorkerIdentity, WorkerLease, WorkerProfile
-from affinity.records import ResourceStore
+from affinity.records import ActivityWait, ResourceStore
 
 
 class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
@@ -193,6 +193,14 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         Nothing happens when the caller is not alive or not current.
         """
+        ...
+
+    async def begin_wait(self, wait: ActivityWait) -> None:
+        """Note that an activity waits, while its work item is locked by its worker. It may be repeated."""
+        ...
+
+    async def end_wait(self, wait_id: int) -> None:
+        """Remove the note. A sweep removes the notes of activities that no longer run."""
         ...
 
     async def report_session_moves(self, reports: Sequence[MoveReport]) -> Sequence[MoveReason | None]:

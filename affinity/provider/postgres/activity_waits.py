@@ -7,10 +7,10 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import ActivityWait, WaitEdge
 from affinity.limits import MAX_WAITS_READ
 from affinity.provider.postgres.operations import Database
 from affinity.provider.statements import load_statements
+from affinity.records import ActivityWait, WaitEdge
 
 _SQL: Final = load_statements(__package__, "activity_waits.sql")
 
@@ -23,7 +23,7 @@ async def begin_wait(db: Database, wait: ActivityWait) -> None:
         "activity": Int8(wait.activity_id),
         "worker": wait.worker_id,
         "awaited": wait.awaited,
-        "journal": None if wait.journal_id is None else Int8(wait.journal_id),
+        "target": None if wait.target_id is None else Int8(wait.target_id),
         "seq": None if wait.seq is None else Int8(wait.seq),
     }
     await db.connections.misc.run(_SQL["begin"], params)

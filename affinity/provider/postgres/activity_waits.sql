@@ -1,6 +1,6 @@
 -- begin: while the work item of the activity is locked by this worker
 INSERT INTO activity_waits (wait_id, instance_id, execution_id, activity_id, lock_token, awaited, journal_id, seq, began)
-SELECT %(wait)s, q.instance_id, q.execution_id, q.activity_id, q.lock_token, %(awaited)s, %(journal)s, %(seq)s, clock()
+SELECT %(wait)s, q.instance_id, q.execution_id, q.activity_id, q.lock_token, %(awaited)s, %(target)s, %(seq)s, clock()
 FROM worker_queue q
 WHERE q.instance_id = %(instance)s AND q.execution_id = %(execution)s AND q.activity_id = %(activity)s
   AND q.lock_worker = %(worker)s AND q.locked_until > clock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from affinity.journal import ActivityWait, WaitEdge
 from affinity.limits import MAX_WAITS_READ
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements
+from affinity.records import ActivityWait, WaitEdge
 
 SQL: Final = load_statements(__package__, "activity_waits.sql")
 

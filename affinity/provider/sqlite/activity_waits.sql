@@ -1,6 +1,6 @@
 -- begin: while the work item of the activity is locked by this worker
 INSERT INTO activity_waits (wait_id, instance_id, execution_id, activity_id, lock_token, awaited, journal_id, seq, began)
-SELECT :wait_id, q.instance_id, q.execution_id, q.activity_id, q.lock_token, :awaited, :journal_id, :seq, :now
+SELECT :wait_id, q.instance_id, q.execution_id, q.activity_id, q.lock_token, :awaited, :target_id, :seq, :now
 FROM worker_queue AS q
 WHERE q.instance_id = :instance_id AND q.execution_id = :execution_id AND q.activity_id = :activity_id
   AND q.lock_worker = :worker_id AND q.locked_until > :now

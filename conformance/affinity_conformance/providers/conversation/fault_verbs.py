@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from affinity.journal import (
-    ActivityWait,
     Appended,
     CreationResult,
     Description,
@@ -68,19 +67,6 @@ async def write_stream(fixtures: FaultFixtures) -> Attempt:
         await _remove(fixtures, talk.session_id)
 
     return returns([], lambda: journals(fixtures.provider).write_stream(parts), then)
-
-
-async def begin_wait(fixtures: FaultFixtures) -> Attempt:
-    wait = ActivityWait(1, fixtures.name("i"), 1, 1, "w", "other", None, None)
-    return returns(None, lambda: journals(fixtures.provider).begin_wait(wait))
-
-
-async def end_wait(fixtures: FaultFixtures) -> Attempt:
-    return returns(None, lambda: journals(fixtures.provider).end_wait(1))
-
-
-async def get_waits(fixtures: FaultFixtures) -> Attempt:
-    return returns([], lambda: journals(fixtures.provider).get_waits(fixtures.name("i")))
 
 
 async def retract_stream(fixtures: FaultFixtures) -> Attempt:
@@ -232,7 +218,7 @@ def _reading(read: Callable[[Provider, str], Awaitable[Any]]) -> Prepare:
     return prepare
 
 
-_WRITES: Final = (append_journal, create_journals, write_stream, retract_stream, begin_wait, end_wait, get_waits,
+_WRITES: Final = (append_journal, create_journals, write_stream, retract_stream,
                   describe_journal, delete_journal,
                   prune_journals,
                   commit_turn_with_journal, ack_work_item_with_journal)  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from affinity_conformance.providers.conversation.activity_waits import ActivityWaitRules
 from affinity_conformance.providers.conversation.admin import JournalAdministrationRules
 from affinity_conformance.providers.conversation.delegations import JournalDelegationRules
 from affinity_conformance.providers.conversation.descriptions import JournalDescriptionRules
@@ -20,6 +19,7 @@ from affinity_conformance.providers.conversation.reading import JournalReadingRu
 from affinity_conformance.providers.conversation.requests import JournalRequestRules
 from affinity_conformance.providers.conversation.steps import JournalStepRules
 from affinity_conformance.providers.conversation.streams import JournalStreamRules
+from affinity_conformance.providers.conversation.waits import JournalWaitRules
 from affinity_conformance.providers.conversation.wakes import JournalWakeRules
 from affinity_conformance.providers.conversation.writes import JournalWriteRules
 from affinity_conformance.providers.fault_fixtures import FaultPart
@@ -35,7 +35,7 @@ class ConversationConformance(
     JournalStepRules,
     JournalDelegationRules,
     JournalStreamRules,
-    ActivityWaitRules,
+    JournalWaitRules,
     JournalAdministrationRules,
     JournalDescriptionRules,
     OldDataRules,

@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     Release,
     Restart,
 )
+from affinity.records import ActivityWait
 from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import (
     LONG_LEASE,
@@ -228,6 +229,22 @@ async def watch_changes(fixtures: FaultFixtures) -> Attempt:
 @_verb
 async def notify_changes(fixtures: FaultFixtures) -> Attempt:
     return Attempt(lambda: fixtures.provider.notify_changes([fixtures.name("c")]))
+
+
+@_verb
+async def begin_wait(fixtures: FaultFixtures) -> Attempt:
+    wait = ActivityWait(1, fixtures.name("i"), 1, 1, "w", "other", None, None)
+    return returns(None, lambda: fixtures.provider.begin_wait(wait))
+
+
+@_verb
+async def end_wait(fixtures: FaultFixtures) -> Attempt:
+    return returns(None, lambda: fixtures.provider.end_wait(1))
+
+
+@_verb
+async def get_waits(fixtures: FaultFixtures) -> Attempt:
+    return returns([], lambda: fixtures.provider.get_waits(fixtures.name("i")))
 
 
 # --- the client

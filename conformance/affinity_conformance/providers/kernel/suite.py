@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from affinity_conformance.providers.kernel.activity_waits import ActivityWaitRules
 from affinity_conformance.providers.kernel.batches import BatchRules
 from affinity_conformance.providers.kernel.blocked import BlockedRules
 from affinity_conformance.providers.kernel.byte_limits import ByteLimitRules
@@ -62,6 +63,7 @@ class KernelConformance(
     RolloutRules,
     TagRules,
     WaitRules,
+    ActivityWaitRules,
     TouchRules,
     LockRules,
     CapacityRules,
