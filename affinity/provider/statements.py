@@ -1,7 +1,8 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
 A file is a sequence of statements, each headed by a line ``-- name: what it is for``. A line ``-- include name`` stands
-for the text of another one of the file. A line ``-- columns of guests`` ends a select list to which guests add.
+for the text of another one of the file. A line ``-- columns of guests`` ends a select list to which guests add,
+and ``-- conditions of guests`` a condition.
 """
 
 from __future__ import annotations
@@ -47,3 +48,12 @@ def with_columns(statement: LiteralString, expressions: Iterable[LiteralString])
     """The statement with these expressions at the end of its select list."""
     added = "".join(f"    , ({expression})\n" for expression in expressions).rstrip("\n")
     return _COLUMNS.sub(lambda _: added, statement)
+
+
+_CONDITIONS: Final = re.compile(r"^ *-- conditions of guests$", re.MULTILINE)
+
+
+def with_conditions(statement: LiteralString, conditions: Iterable[LiteralString]) -> LiteralString:
+    """Return the statement with these alternatives at the end of its condition."""
+    added = "\n".join(f"    OR ({condition})" for condition in conditions)
+    return _CONDITIONS.sub(lambda _: added, statement)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_WAITS_READ
 from affinity.provider.postgres.operations import Database
-from affinity.provider.statements import load_statements
+from affinity.provider.postgres.parts import expressions
+from affinity.provider.statements import load_statements, with_conditions
 from affinity.records import ActivityWait, WaitEdge
 
 _SQL: Final = load_statements(__package__, "activity_waits.sql")
@@ -34,5 +36,10 @@ async def end_wait(db: Database, wait_id: int) -> None:
 
 
 async def get_waits(db: Database, instance_id: str) -> Sequence[WaitEdge]:
-    rows = await db.connections.misc.run(_SQL["read"], {"instance": instance_id, "limit": Int8(MAX_WAITS_READ)})
+    rows = await db.connections.misc.run(_read(), {"instance": instance_id, "limit": Int8(MAX_WAITS_READ)})
     return [WaitEdge(*row) for row in rows]
+
+
+@cache
+def _read() -> LiteralString:
+    return with_conditions(_SQL["read"], expressions("awaits").values())

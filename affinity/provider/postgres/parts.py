@@ -61,6 +61,10 @@ class PostgresPart:
     next_due: LiteralString | None = None
     """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
     remove_old: RemoveOld | None = None
+    awaits: LiteralString | None = None
+    """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
+    condition in the statement of `ProviderConnection.get_waits`.
+    """
 
 
 @cache

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Final, LiteralString
 
 from affinity.limits import MAX_WAITS_READ
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.provider.statements import load_statements
+from affinity.provider.sqlite.parts import parts
+from affinity.provider.statements import load_statements, with_conditions
 from affinity.records import ActivityWait, WaitEdge
 
 SQL: Final = load_statements(__package__, "activity_waits.sql")
@@ -26,5 +28,10 @@ def remove(tx: Tx) -> None:
 
 
 def read(tx: Tx, instance_id: str) -> Sequence[WaitEdge]:
-    rows = tx.rows(SQL["read"], {"instance_id": instance_id, "now": tx.now, "limit": MAX_WAITS_READ})
+    rows = tx.rows(_read(), {"instance_id": instance_id, "now": tx.now, "limit": MAX_WAITS_READ})
     return [WaitEdge(*row) for row in rows]
+
+
+@cache
+def _read() -> LiteralString:
+    return with_conditions(SQL["read"], [part.awaits for part in parts().values() if part.awaits is not None])

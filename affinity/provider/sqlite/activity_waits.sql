@@ -1,5 +1,5 @@
 -- begin: while the work item of the activity is locked by this worker
-INSERT INTO activity_waits (wait_id, instance_id, execution_id, activity_id, lock_token, awaited, journal_id, seq, began)
+INSERT INTO activity_waits (wait_id, instance_id, execution_id, activity_id, lock_token, awaited, target_id, seq, began)
 SELECT :wait_id, q.instance_id, q.execution_id, q.activity_id, q.lock_token, :awaited, :target_id, :seq, :now
 FROM worker_queue AS q
 WHERE q.instance_id = :instance_id AND q.execution_id = :execution_id AND q.activity_id = :activity_id
@@ -34,11 +34,10 @@ EXISTS (
     SELECT 1 FROM worker_queue AS q
     WHERE q.instance_id = w.instance_id AND q.execution_id = w.execution_id AND q.activity_id = w.activity_id
       AND q.lock_token = w.lock_token AND q.locked_until > :now)
-AND CASE WHEN w.journal_id IS NULL
+AND CASE WHEN w.target_id IS NULL
     THEN EXISTS (
         SELECT 1 FROM instances AS i
         WHERE i.instance_id = w.awaited AND i.status IN ('pending', 'running', 'suspended'))
-    ELSE EXISTS (
-        SELECT 1 FROM journals AS j
-        WHERE j.journal_id = w.journal_id AND j.session_id = w.awaited AND j.processed < w.seq)
+    ELSE false
+    -- conditions of guests
     END

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, LiteralString, TypeAlias
 
 from affinity.guests import modules
 from affinity.provider.contract import Retention
@@ -28,6 +28,10 @@ class SqlitePart:
     """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
     remove_old: Callable[[Tx, Retention], tuple[int, bool]] | None = None
     """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+    awaits: LiteralString | None = None
+    """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
+    condition in the statement of `ProviderConnection.get_waits`.
+    """
 
 
 @cache

@@ -27,7 +27,7 @@ PART: Final = PostgresPart(
         # What a client reads with.
         Rights(
             "FUNCTION",
-            "find_entries find_inherited_reply is_inherited_input is_waiting journal_segments",
+            "find_entries find_inherited_reply is_inherited_input journal_segments",
             client=RUN,
             worker=RUN,
         ),
@@ -44,4 +44,6 @@ PART: Final = PostgresPart(
             "check_client_description check_client_entry delete_journal_of_record is_dead_letter is_kind_of_wakes",
         ),
     ),
+    awaits="""EXISTS (SELECT FROM journals j
+        WHERE j.journal_id = w.target_id AND j.session_id = w.awaited AND j.processed < w.seq)""",
 )

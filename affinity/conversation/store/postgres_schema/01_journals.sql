@@ -151,18 +151,6 @@ CREATE UNLOGGED TABLE journal_streams (
     PRIMARY KEY (journal_id, wake_id, attempt, number)
 ) WITH (autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Whether the activity of a wait still runs, and waits for something that has not come.
-CREATE FUNCTION is_waiting(w activity_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT is_running(w) AND CASE WHEN w.journal_id IS NULL
-        THEN EXISTS (
-            SELECT FROM instances i
-            WHERE i.instance_id = w.awaited AND i.status IN ('pending', 'running', 'suspended'))
-        ELSE EXISTS (
-            SELECT FROM journals j
-            WHERE j.journal_id = w.journal_id AND j.session_id = w.awaited AND j.processed < w.seq)
-        END
-$$;
-
 -- A journal that others name here is kept, without its entries, when it is deleted: the way to its own parents.
 CREATE TABLE journal_parents (
     journal_id bigint NOT NULL,

@@ -357,8 +357,8 @@ EXECUTE FUNCTION notify_watchers();
 CREATE TRIGGER session_removed BEFORE DELETE ON sessions
 FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
--- processed. lock_token: of their work items; when that is over, so is the wait.
+-- Activities that wait for an instance to end (target_id: NULL), or for what a guest keeps under its id: target_id and seq
+-- say what to that guest. lock_token: of their work items; when the lock is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id bigint PRIMARY KEY,
     instance_id text COLLATE "C" NOT NULL,
@@ -366,7 +366,7 @@ CREATE TABLE activity_waits (
     activity_id integer NOT NULL,
     lock_token text COLLATE "C" NOT NULL,
     awaited text COLLATE "C" NOT NULL,
-    journal_id bigint,
+    target_id bigint,
     seq bigint,
     began timestamptz NOT NULL
 );

@@ -133,8 +133,8 @@ BEGIN
     DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
 END;
 
--- Activities, such as wakes, that wait for an instance to end (journal_id: NULL), or for an input of a journal to be
--- processed. lock_token: of their work items; when that is over, so is the wait.
+-- Activities that wait for an instance to end (target_id: NULL), or for what a guest keeps under its id: target_id and seq
+-- say what to that guest. lock_token: of their work items; when the lock is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id      INTEGER PRIMARY KEY,
     instance_id  TEXT NOT NULL,
@@ -142,7 +142,7 @@ CREATE TABLE activity_waits (
     activity_id  INTEGER NOT NULL,
     lock_token   TEXT NOT NULL,
     awaited      TEXT NOT NULL,
-    journal_id   INTEGER,
+    target_id    INTEGER,
     seq          INTEGER,
     began        REAL NOT NULL
 ) STRICT;
