@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import anyio
 
-from affinity.audit import ACTING, Acting, stated_together
+from affinity.actions import ACTORS, Actor, stated_together
 from affinity.errors import LockTimeout, ProviderError
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.tasks import check_loop
@@ -35,7 +35,7 @@ class Retry(Protocol):
 class _Pending(NamedTuple, Generic[Request, Result]):
     request: Request
     result: asyncio.Future[Result]  # done before there is one: its caller was cancelled
-    users: Sequence[Acting]  # that its caller has stated
+    actors: Sequence[Actor]  # that its caller has stated
 
 
 class Batcher(Generic[Request, Result]):
@@ -43,7 +43,7 @@ class Batcher(Generic[Request, Result]):
     No timer is involved. A request that needs a row which another transaction holds is repeated by itself, beside the
     later calls. For the event loop on which it is made.
 
-    Requests of several users share a call too: the audit log has the entry of each.
+    Requests of several actors share a call too (`affinity.actions.stated_together`).
 
     Args:
         verb: returns a result for each request, in their order; it may be done twice.
@@ -83,7 +83,7 @@ class Batcher(Generic[Request, Result]):
             WrongEventLoop: the caller does not run on its loop.
         """
         check_loop(self._loop, self._owner)
-        pending: _Pending[Request, Result] = _Pending(request, self._loop.create_future(), ACTING.get())
+        pending: _Pending[Request, Result] = _Pending(request, self._loop.create_future(), ACTORS.get())
         if self._closed:
             self._give_up(pending)
             return pending.result
@@ -154,11 +154,11 @@ class Batcher(Generic[Request, Result]):
     async def _call(
         self, batch: Sequence[_Pending[Request, Result]], unless: tuple[type[Exception], ...] = (LockTimeout,)
     ) -> None:
-        users = [pending.users for pending in batch]
+        actors = [pending.actors for pending in batch]
         call = partial(self._verb, [pending.request for pending in batch])
         try:
-            if any(users):
-                with stated_together(users):
+            if any(actors):
+                with stated_together(actors):
                     results = await self._retry(call, unless=unless)
             else:
                 results = await self._retry(call, unless=unless)

@@ -20,6 +20,7 @@ Side: TypeAlias = Literal["store.postgres", "store.sqlite", "worker", "page"]
 """A module of a guest: its part of a provider, of a worker, of the console. (Its command is in `affinity.cli.main`.)"""
 
 GUESTS: Final[Mapping[str, frozenset[Side]]] = {
+    "audit": frozenset({"store.postgres", "store.sqlite", "page"}),
     "conversation": frozenset({"store.postgres", "store.sqlite", "page"}),
     "schedules": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
 }

@@ -28,6 +28,7 @@ MODULES: Final = [
     "affinity.sync",
     "affinity.orchestration",
     "affinity.schedules",
+    "affinity.audit",
     "affinity.session",
     "affinity.conversation",
     "affinity.agent",

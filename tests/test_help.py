@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 import affinity
 import affinity.agent
+import affinity.audit
 import affinity.client
 import affinity.conversation
 import affinity.schedules
@@ -34,6 +35,7 @@ PLACES = (
     affinity.client,
     affinity.conversation,
     affinity.schedules,
+    affinity.audit,
     affinity.session,
     affinity.agent,
     affinity.testing,

@@ -152,6 +152,14 @@ def test_the_engine_names_no_conversation(package: str) -> None:
             assert "conversation" not in path.read_text().lower(), path.relative_to(ROOT)
 
 
+@pytest.mark.parametrize("package", ["client", "explain", "orchestration", "provider", "session", "worker"])
+def test_the_kernel_names_no_audit_log(package: str) -> None:
+    """But for the option that says how long its entries are kept."""
+    for path in sorted((ROOT / "affinity" / package).rglob("*")):
+        if path.suffix in {".py", ".sql"} and path.relative_to(ROOT / "affinity").as_posix() != "worker/options.py":
+            assert "audit" not in path.read_text().lower(), path.relative_to(ROOT)
+
+
 def test_no_file_of_the_kernel_is_named_after_a_guest() -> None:
     """A guest has all that it consists of in its own folder."""
     kernel = ("client", "explain", "orchestration", "provider", "session", "worker")

@@ -35,7 +35,14 @@ INTERNAL: Final = frozenset(
 )
 """Packages that export names to their neighbours alone."""
 
-APPLICATIONS: Final = ("affinity", "affinity.client", "affinity.conversation", "affinity.schedules", "affinity.session")
+APPLICATIONS: Final = (
+    "affinity",
+    "affinity.audit",
+    "affinity.client",
+    "affinity.conversation",
+    "affinity.schedules",
+    "affinity.session",
+)
 """Modules whose signatures name public types only."""
 
 NOT_PUBLIC: Final = {

@@ -8,10 +8,13 @@ from datetime import datetime
 from functools import partial
 from typing import TypedDict, Unpack
 
-from affinity.audit import Acting, AuditEntry, AuditFilter, stated
-from affinity.client.background import ClientBase
+from affinity.actions import stated
+from affinity.audit.acting import Acting
+from affinity.audit.entries import AuditEntry, AuditFilter
+from affinity.audit.store.contract import audit_of
 from affinity.client.calls import retry
 from affinity.client.conditions import conditions_of
+from affinity.client.registered import RegisteredCalls
 from affinity.limits import check_id
 from affinity.paging import Page, Pages, next_cursor, read_cursor, read_number
 
@@ -31,8 +34,8 @@ class AuditConditions(TypedDict, total=False):
     """Before this time."""
 
 
-class AuditCalls(ClientBase):
-    """The audit log."""
+class AuditCalls(RegisteredCalls):
+    """The client's calls on the audit log."""
 
     def acting_as(self, user: str, *, source: str = "client") -> AbstractContextManager[None]:
         """State who makes the calls of a block: the audit log has what they change, by whom, and with what outcome.
@@ -51,16 +54,17 @@ class AuditCalls(ClientBase):
 
         Raises:
             InvalidId: a name is refused.
+            InvalidOptions: the provider of this database keeps no audit log.
             ClientError: the client is not open.
         """
-        provider = self._open_provider
-        return stated(Acting(user and check_id(user, "user"), check_id(source, "source"), provider))
+        log = audit_of(self._open_provider)
+        return stated(Acting(user and check_id(user, "user"), check_id(source, "source"), log))
 
     def audit(self, **where: Unpack[AuditConditions]) -> Pages[AuditEntry]:
         """List the entries of the audit log, newest first.
 
         Args:
-            where: conditions; see `affinity.client.audit.AuditConditions`.
+            where: conditions; see `affinity.audit.client.AuditConditions`.
 
         Raises:
             InvalidInput: a condition that does not exist, or a text that no store can keep.
@@ -69,7 +73,7 @@ class AuditCalls(ClientBase):
 
         async def read(after: str | None, limit: int) -> Page[AuditEntry]:
             at = wanted if after is None else replace(wanted, after=_read_cursor(after))
-            items = await retry(partial(self._provider.list_audit, at, limit))
+            items = await retry(partial(audit_of(self._provider).list_audit, at, limit))
             return Page(items=items, next=next_cursor(items, limit, "at", "entry_id"))
 
         return Pages(read)

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import click
 
+from affinity.audit.entries import AuditEntry
 from affinity.cli.arguments import INSTANT
 from affinity.cli.output import clock, table
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
-from affinity.client import AuditEntry
 
 _COLUMNS: Final = ("WHEN", "USER", "FROM", "ROLE", "ACTION", "KIND", "TARGET", "OUTCOME", "DETAILS")
 

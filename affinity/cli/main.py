@@ -33,7 +33,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "executions": ("inspection.executions", "Show the executions of an instance."),
         "stats": ("inspection.stats", "Show how much there is to do."),
         "workers": ("cluster.workers", "Show the workers."),
-        "audit": ("audit.audit", "Show who did what."),
+        "audit": ("affinity.audit.command.audit", "Show who did what."),
         "console": ("affinity.console.command.console", "Show everything in a browser."),
     },
     "Act on instances": {

@@ -1,6 +1,5 @@
 """The client: start orchestrations, send them events, wait for them, inspect them."""
 
-from affinity.audit import AuditEntry
 from affinity.client.activities import Activity, ActivityStatus
 from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.client import Handle as Handle
@@ -29,7 +28,6 @@ __all__ = [
     "MOVE_SECONDS",
     "Activity",
     "ActivityStatus",
-    "AuditEntry",
     "CodeDifference",
     "DrainPreview",
     "DrainTarget",

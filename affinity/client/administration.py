@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 
 import anyio
 
-from affinity.audit import action
+from affinity.actions import action
 from affinity.batching import batches
 from affinity.client.calls import (
     PruneProgress,

@@ -14,8 +14,8 @@ from typing import Any, Final, Self
 
 import anyio
 
+from affinity.actions import ACTORS
 from affinity.async_block import AsyncBlock
-from affinity.audit import ACTING
 from affinity.batching import batches
 from affinity.client.calls import retry, unknown_instance
 from affinity.client.journals import Journals
@@ -171,7 +171,7 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
 
 
 async def _run(parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-    ACTING.set(())  # a user who opens the client does not make the calls of others
+    ACTORS.set(())  # an actor who opens the client does not make the calls of others
     async with anyio.create_task_group() as tasks:
         for work in parts:
             tasks.start_soon(work)

@@ -14,11 +14,10 @@ import anyio
 from pydantic_core import to_json
 
 from affinity import errors
-from affinity.audit import action
+from affinity.actions import action
 from affinity.batching import batches
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
-from affinity.client.audit import AuditCalls
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import check_delivery, check_timeout, retry, retry_on, unknown_instance
 from affinity.client.conversations import Connectable, ConversationCalls
@@ -82,7 +81,7 @@ class StartOptions(TypedDict, total=False):
     force: bool
 
 
-class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCalls, AuditCalls):
+class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCalls):
     """The calls of the kernel; `affinity.Client` has those of the guests too."""
 
     def __init__(self, url: str) -> None:

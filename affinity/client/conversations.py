@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from datetime import datetime
 from typing import Protocol, TypedDict, TypeVar, Unpack
 
-from affinity.audit import action
+from affinity.actions import action
 from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.conditions import conditions_of

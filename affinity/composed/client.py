@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from affinity.audit.client import AuditCalls
 from affinity.client.client import KernelClient
 from affinity.schedules.client import ScheduleCalls
 
 
-class Client(KernelClient, ScheduleCalls):
+class Client(KernelClient, AuditCalls, ScheduleCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::

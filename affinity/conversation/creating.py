@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Generic, NoReturn, TypeVar, Unpack
 
 from affinity import errors
-from affinity.audit import action
+from affinity.actions import action
 from affinity.conversation.lineage_calls import LineageCalls
 from affinity.journal import Description, JournalCreation, JournalFilter, check_description
 

@@ -10,7 +10,7 @@ from typing import Final
 import anyio
 
 from affinity import errors
-from affinity.audit import action
+from affinity.actions import action
 from affinity.client import PendingRequest
 from affinity.client.calls import check_timeout
 from affinity.conversation.dead_letters import dead_letters

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
 
-from affinity.audit import action
+from affinity.actions import action
 from affinity.client import KernelClient
 from affinity.conversation.events import JournalEntry
 from affinity.conversation.kinds import ConversationKind

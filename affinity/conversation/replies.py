@@ -9,7 +9,7 @@ from typing import Final, Generic, Literal, TypeVar, Unpack
 import anyio
 
 from affinity import errors
-from affinity.audit import action
+from affinity.actions import action
 from affinity.client.calls import check_timeout
 from affinity.client.changes import Change
 from affinity.client.waits import NotedWait

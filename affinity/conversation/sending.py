@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from affinity import errors
-from affinity.audit import action
+from affinity.actions import action
 from affinity.client.calls import check_delivery
 from affinity.conversation.creating import CreationCalls
 from affinity.conversation.events import (

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from affinity.audit import AuditEntry
 from affinity.errors import SessionWriteConflict, WorkerFenced
 from affinity.journal import JournalInfo, Request
 from affinity.provider.contract import (
@@ -279,18 +278,3 @@ def _replaced_record(expected: int | None) -> str:
 def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:
     """The error for a process whose node id another process has registered since."""
     return WorkerFenced(f"worker {identity.worker_id!r}: another process has registered under this name")
-
-
-def to_audit_entry(row: Columns, time: Time) -> AuditEntry:
-    """An entry of the audit log."""
-    *own, details = row
-    return to_record(AuditEntry, [*own, _details(details)], time)
-
-
-def _details(text: str) -> Mapping[str, Any]:
-    """What any client may have written."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"details": text}

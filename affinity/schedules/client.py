@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, TypeVar, Unpack, overload
 
-from affinity.audit import action
+from affinity.actions import action
 from affinity.batching import batches
 from affinity.client.calls import check_delivery, retry
 from affinity.client.registered import RegisteredCalls

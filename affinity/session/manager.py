@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from affinity.audit import action
+from affinity.actions import action
 from affinity.errors import SessionAmbiguous, SessionNotFound
 from affinity.limits import MAX_PAGE, check_age, check_id
 from affinity.paging import Page, Pages, next_cursor, read_cursor, uninterrupted

@@ -154,12 +154,12 @@ class Maintenance(WorkerPart):
                 instances=options.instance_retention,
                 histories=options.history_retention,
                 moves=options.session_move_retention,
-                audit=options.audit_retention,
                 records=options.record_retention,
                 journals=options.resting_retention,
                 entries=JournalRetention(
                     age=options.journal_retention, entries=options.journal_max_entries, size=options.journal_max_bytes
                 ),
+                guests=options.retention_of_guests,
             ),
         )
 

@@ -254,6 +254,11 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             raise ValueError("; ".join(wrong))
         return self
 
+    @property
+    def retention_of_guests(self) -> Mapping[str, float]:
+        """By guest, how long its old data is kept; without a guest: forever."""
+        return {} if self.audit_retention is None else {"audit": self.audit_retention}
+
     @classmethod
     def make(cls, **values: Any) -> Self:
         """`RuntimeOptions`, of values whose names are not known before."""

@@ -36,8 +36,8 @@ from typing import Final, Self, TypeVar
 
 import anyio
 
+from affinity.actions import ACTORS
 from affinity.async_block import AsyncBlock
-from affinity.audit import ACTING
 from affinity.errors import DatabaseChanged, InvalidInput, InvalidOptions, ProviderError
 from affinity.orchestration import KernelApp
 from affinity.orchestration.app import SessionListener, check_listeners
@@ -252,7 +252,7 @@ class Worker(AsyncBlock):
         """Run one incarnation after another, until the block is left or the worker has ended; ``begun`` is set when the
         first one has begun, or cannot begin.
         """
-        ACTING.set(())  # what workers do is no user's
+        ACTORS.set(())  # what workers do is no actor's
         try:
             await self._run_incarnations(begun)
         finally:

@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 
 from affinity import Client, ConversationHandle, Conversations, Event, ExternalEvent, Start, migrate, sync
-from affinity.audit import ACTING
-from affinity.client import AuditEntry
+from affinity.actions import ACTORS
+from affinity.audit import AuditEntry
 from affinity.conversation import UserMessage
 from affinity.errors import (
     EventIdConflict,
@@ -174,7 +174,7 @@ async def test_users_of_tasks_are_apart(client: Client, url: str) -> None:
     await other.__aexit__(None, None, None)
     assert sorted(each.user for each in await entries(client)) == ["ann", "bob", "eve"]
     assert len(await talk.history()) == 6
-    assert ACTING.get() == ()
+    assert ACTORS.get() == ()
 
 
 async def test_appends_of_several_users_are_one_statement(any_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ async def test_a_user_is_stated_for_one_database(client: Client, tmp_path: Path)
 
 async def test_a_call_without_a_user_has_no_entry(client: Client) -> None:
     """Nor a refused one."""
-    assert ACTING.get() == ()
+    assert ACTORS.get() == ()
     await client.start("flow", instance_id="i")
     await client.cancel("i")
     with pytest.raises(UnknownInstance):

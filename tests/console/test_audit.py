@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from affinity import Client
-from affinity.client import AuditEntry
+from affinity.audit import AuditEntry
 from affinity.console import READ, Access
 from affinity.console.actions import verbs
 from affinity.console.requests import COOKIE, token_of

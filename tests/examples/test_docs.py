@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import affinity
+from affinity.audit.store.contract import AuditProvider
 from affinity.provider.contract import Provider
 from affinity.provider.statements import load_statements
 from affinity.schedules.store.contract import ScheduleProvider
@@ -195,7 +196,9 @@ def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
     cells = re.findall(r"^\|.*\|([^|]+)\|$", section, re.MULTILINE)
     named = [verb for cell in cells for verb in re.findall(r"`(\w+)`", cell)]
     verbs = [name for name in dir(Provider) if not name.startswith("_")]
-    of_guests = [name for name in vars(ScheduleProvider) if not name.startswith("_")]
+    of_guests = [
+        name for guest in (AuditProvider, ScheduleProvider) for name in vars(guest) if not name.startswith("_")
+    ]
     assert sorted(named) == sorted(verbs + of_guests)
 
 

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from affinity.audit.store.contract import AuditProvider
 from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
@@ -59,7 +60,7 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
-PROTOCOLS: Final = (Provider, ScheduleProvider)
+PROTOCOLS: Final = (Provider, AuditProvider, ScheduleProvider)
 """The verbs of the kernel, and of the guests."""
 
 

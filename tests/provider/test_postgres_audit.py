@@ -14,7 +14,10 @@ from typing import Any, Final, LiteralString
 import psycopg
 import pytest
 
-from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
+from affinity.actions import stated
+from affinity.audit.acting import Acting
+from affinity.audit.entries import AuditFilter, NewAuditEntry
+from affinity.audit.store.contract import audit_of
 from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import connections
@@ -64,7 +67,7 @@ class Noted(Acting):
     """Keeps the entries that a verb has left."""
 
     def __init__(self, provider: Provider) -> None:
-        super().__init__(USER, "suite", provider)
+        super().__init__(USER, "suite", audit_of(provider))
         self.noted: list[tuple[str, str, str]] = []
 
     def committed(self, entries: Sequence[NewAuditEntry]) -> None:
@@ -151,6 +154,6 @@ async def test_a_page_reads_what_it_shows(
         async with opened(postgres_migrated, **AUTO_EXPLAIN) as provider:
             for where in pages:
                 plans.clear()
-                assert await provider.list_audit(AuditFilter(**where), 10), where  # type: ignore[arg-type]
+                assert await audit_of(provider).list_audit(AuditFilter(**where), 10), where  # type: ignore[arg-type]
                 read = sum(rows for plan in plans for table, rows in rows_read(plan["Plan"]) if table == "audit")
                 assert 0 < read <= MOST, (where, read)

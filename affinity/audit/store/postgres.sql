@@ -16,3 +16,6 @@ WHERE (%(user)s::text IS NULL OR a.stated_user = %(user)s)
   AND (%(until)s::timestamptz IS NULL OR a.at < %(until)s)
   AND (%(after_time)s::timestamptz IS NULL OR (a.at, a.entry_id) < (%(after_time)s, %(after_id)s))
 ORDER BY a.at DESC, a.entry_id DESC LIMIT %(limit)s
+
+-- remove: the oldest entries
+SELECT remove_audit(%(older_than)s, %(limit)s)

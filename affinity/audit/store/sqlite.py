@@ -1,49 +1,48 @@
-"""The audit log: its entries, and the transactions that they are in."""
+"""The audit log on SQLite: its entries, and the transactions that they are in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
-from affinity.audit import Acting, ActingTogether, AuditedCall, AuditEntry, AuditFilter, NewAuditEntry
+from affinity.actions import ActionCall, Actors, Administration
+from affinity.audit.acting import Acting, ActingTogether, administrative_entries, users_of
+from affinity.audit.entries import AuditEntry, AuditFilter, NewAuditEntry
+from affinity.audit.store.rows import to_audit_entry
 from affinity.limits import MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import Retention
-from affinity.provider.rows import to_audit_entry
 from affinity.provider.sqlite.driver.clock import instant
-from affinity.provider.sqlite.driver.database import Database
-from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.parts import ActionShare, SqlitePart
+from affinity.provider.sqlite.verbs import reads, writes
 from affinity.provider.statements import load_statements, with_parts
 
-T = TypeVar("T")
-
-SQL: Final = load_statements(__package__, "audit.sql")
+SQL: Final = load_statements(__package__, "sqlite.sql")
 
 
-async def run(
-    writer: DatabaseThread,
-    users: Acting | ActingTogether,
-    call: AuditedCall,
-    work: Callable[[Tx], T],
-    judge: Callable[[T], object] = lambda result: result,
-) -> T:
-    """Do ``work`` in one transaction with its entries; ``judge`` gives what `Acting.entries` takes of its result."""
+def share_in_action(actors: Actors, call: ActionCall) -> ActionShare | None:
+    """Return what the audit log adds to a call of an action: an entry for each outcome."""
+    users = users_of(actors)
+    return None if users is None else partial(_record, users, call)
 
-    def recorded(tx: Tx) -> tuple[T, Sequence[NewAuditEntry]]:
-        result = work(tx)
-        entries = users.entries(call, judge(result))
+
+def _record(users: Acting | ActingTogether, call: ActionCall, tx: Tx, result: object) -> Callable[[], None]:
+    entries = users.entries(call, result)
+    write(tx, entries)
+    return partial(users.committed, entries)
+
+
+def administered(tx: Tx, done: Administration) -> None:
+    """Write the entries of what an administrator has done."""
+    if entries := administrative_entries(done):
         write(tx, entries)
-        return result, entries
-
-    result, entries = await writer.call(Database.write, recorded)
-    users.committed(entries)
-    return result
 
 
 def write(tx: Tx, entries: Sequence[NewAuditEntry]) -> None:
-    tx.many(SQL["write"], [asdict(each) for each in entries], {"now": tx.now})
+    tx.many(SQL["write"], [asdict(entry) for entry in entries], {"now": tx.now})
 
 
 def list_page(tx: Tx, where: AuditFilter, limit: int) -> list[AuditEntry]:
@@ -62,9 +61,18 @@ def list_page(tx: Tx, where: AuditFilter, limit: int) -> list[AuditEntry]:
     return [to_audit_entry(row, instant) for row in tx.rows(with_parts(SQL["list"], frozenset(given)), arguments)]
 
 
-def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:
-    """Remove entries that are old enough, at most `SWEEP_ROWS`; their number, and whether there may be more."""
-    if retention.audit is None:
+def remove_old(tx: Tx, keep: Retention) -> tuple[int, bool]:
+    """Remove entries that are old enough, at most `SWEEP_ROWS`."""
+    older_than = keep.guests.get("audit")
+    if older_than is None:
         return 0, False
-    removed = tx.run(SQL["remove"], {"before": tx.now - retention.audit, "limit": SWEEP_ROWS})
+    removed = tx.run(SQL["remove"], {"before": tx.now - older_than, "limit": SWEEP_ROWS})
     return removed, removed >= SWEEP_ROWS
+
+
+PART: Final = SqlitePart(
+    verbs={"write_audit": writes(write), "list_audit": reads(list_page)},
+    remove_old=remove_old,
+    share_in_action=share_in_action,
+    administered=administered,
+)

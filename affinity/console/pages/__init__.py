@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from affinity.console.pages import audit, instances, overview, sessions, workers
+from affinity.console.pages import instances, overview, sessions, workers
 from affinity.console.pages.base import Page
 from affinity.guests import modules
 
@@ -19,12 +19,10 @@ _PAGES = {
         Page("/instances", "Instances", "instances.html", instances.instances),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/reset", "Reset", "reset.html", instances.reset),
-        Page("/audit", "Audit", "audit.html", audit.audit),
     )
 }
 
 _FIRST = ("/", "/instances", "/sessions", "/workers")
-_LAST = ("/audit",)
 
 
 @cache
@@ -36,8 +34,9 @@ def pages() -> Mapping[str, Page]:
 @cache
 def menu() -> Sequence[tuple[str, str]]:
     """The path and the title of each page that the menu shows."""
-    of_guests = [page.path for page in pages().values() if page.is_in_menu]
-    return [(path, pages()[path].title) for path in (*_FIRST, *of_guests, *_LAST)]
+    of_guests = [page for page in pages().values() if page.is_in_menu]
+    paths = [page.path for page in sorted(of_guests, key=lambda page: page.is_last)]
+    return [(path, pages()[path].title) for path in (*_FIRST, *paths)]
 
 
 __all__ = ["Page", "menu", "pages"]

@@ -57,6 +57,7 @@ class Page:
     template: str  # of the console, or of a guest: ``schedules/page.html``
     load: Load
     is_in_menu: bool = False  # of a guest's page
+    is_last: bool = False  # in the menu, behind other guests
     live: Callable[[Callable[[], Payloads]], Live] | None = None  # is given how to show values
 
 

@@ -32,7 +32,7 @@ Rules for every verb
     * Every verb is atomic. A batch verb treats each element on its own: one refused element changes nothing and does
       not affect the others. Results come in the order of the elements.
     * A verb never leaves a transaction open across a client round trip, so a paused worker or client holds no database
-      lock, also while a user is stated. (In SQLite a transaction is one uninterrupted call, which is the nearest
+      lock, also while an actor is stated. (In SQLite a transaction is one uninterrupted call, which is the nearest
       equivalent.)
     * Errors are classes of `affinity.errors`. Only errors that the data itself causes are not retryable: every other
       error of the database is a fault of its environment. After an error without ``maybe_done`` nothing was changed.
@@ -52,11 +52,9 @@ Tags
     has a record of state. An item of a session that has begun goes to a worker with the *session's* tag, whatever its
     own. A worker that finds another tag at an item than at its session (`WorkItem.session_tag`) fails the item.
 
-Users
-    While a user is stated for the database (`affinity.audit.users_on`), a verb that clients write with has its entries
-    in the audit log in its own transaction: what `Acting.entries` gives for its result, where something took effect.
-    `Acting.committed` is called behind it. Where the result comes with the end of the transaction, `Acting.expected`
-    gives the entries before it. Without a user nothing more is read or written.
+Actions
+    A verb that clients write with is an action. While an actor is stated for the database (`affinity.actions`), guests
+    add their shares to its transaction. Without an actor nothing more is read or written.
 
 Routes
     ``worker_queue.route`` of an item:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from affinity.audit import AuditEntry, AuditFilter, NewAuditEntry
 from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.instances import Deletion, Resumption
 from affinity.provider.contract.management import (
@@ -164,14 +163,4 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Replace all limits. They apply to instances created and messages sent from then on. Instances and messages of
         turns are counted and not refused.
         """
-        ...
-
-    async def write_audit(self, entries: Sequence[NewAuditEntry]) -> None:
-        """Write entries of the audit log in one transaction, with the database's time and role. For what was refused: a
-        verb that takes effect while a user is stated (`affinity.audit`) writes its entries in its own transaction.
-        """
-        ...
-
-    async def list_audit(self, where: AuditFilter, limit: int) -> Sequence[AuditEntry]:
-        """One page of the audit log, newest first. An entry may be committed a moment after a later one."""
         ...

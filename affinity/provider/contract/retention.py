@@ -18,10 +18,10 @@ class Retention:
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
-    audit: float | None = None  # entries of the audit log
     records: float | None = None  # of session state, since their last write; without a journal
     journals: float | None = None  # at rest, since their last change, each with its instance and its record
     entries: JournalRetention = JournalRetention()  # of all journals
+    guests: Mapping[str, float] = field(default_factory=dict)  # of the tables of guests, by guest; without it: forever
 
 
 NO_RETENTION: Final = Retention()
@@ -38,10 +38,10 @@ class Sweep:
     instances_removed: int = 0  # ended ones, with their children
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
-    audit_removed: int = 0
     records_removed: int = 0
     journals_removed: int = 0
     entries_removed: int = 0
+    removed: Mapping[str, int] = field(default_factory=dict)  # by guest, of those that have removed some
     limit_reached: bool = False  # there may be more stale routes: call again without waiting
     backlog: bool = False  # there is more to remove: call again after a pause, which leaves the database to others
     due: Mapping[str, float | None] = field(default_factory=dict)

@@ -343,7 +343,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         `limits.PRUNE_STEP_SECONDS`: one step for each kind, from where the last sweep ended.
 
         - instances: as `prune_instances`, for `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events.
-        - histories: as `prune_histories`. Moves and audit: the oldest rows.
+        - histories: as `prune_histories`. Moves: the oldest rows. Guests: as each says.
         - entries: as `prune_journals`.
         - records: as a deletion of the session store with ``idle_only``. A record with a journal stays, and one whose
           session is held by a `NewHold`, or was named at the start of an instance that has not ended.

@@ -22,7 +22,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database
-    audit               the audit log: entries in the statements of actions, list, remove
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
@@ -36,13 +35,13 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
+    actions             verbs that users call, and what guests add to their statements
     changes             changes by session id: the subscription to them, and notices
     parts               what guests add: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
 
-    actions             verbs that users call, and what guests add to their statements
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function
     rights              roles with the rights of a client or a worker

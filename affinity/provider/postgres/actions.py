@@ -1,4 +1,4 @@
-"""Actions: verbs that users call. While a user is stated, guests add their shares to the statement of such a verb.
+"""Actions: verbs that users call. While an actor is stated, guests add their shares to the statement of a verb.
 
 One statement does both, so its caller holds no lock while it is at work on the result, or is paused.
 """
@@ -10,10 +10,10 @@ from copy import copy
 from functools import cache, wraps
 from typing import Any, Concatenate, Final, LiteralString, ParamSpec, TypeVar
 
-from affinity.audit import Acting, ActingTogether, AuditedCall, targets_of, users_on
-from affinity.provider.postgres.audit import share_of
+from affinity.actions import ActionCall, Actors, actors_on, targets_of
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.operations import ActionShare, Database
+from affinity.provider.postgres.parts import parts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -26,11 +26,11 @@ def acts(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
 
     @wraps(verb)
     async def call(db: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        users = users_on(db.connections.timeline.token)
-        if users is None or kwargs.get("dry_run"):
+        actors = actors_on(db.connections.timeline.token)
+        if actors is None or kwargs.get("dry_run"):
             return await verb(db, *args, **kwargs)
         inner = copy(db)
-        inner.shares = shares_of(users, AuditedCall(verb.__name__, kind, targets_of(args)))
+        inner.shares = shares_of(actors, ActionCall(verb.__name__, kind, targets_of(args)))
         result = await verb(inner, *args, **kwargs)
         await note_result(inner.shares, result)
         return result
@@ -38,9 +38,10 @@ def acts(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
     return call
 
 
-def shares_of(users: Acting | ActingTogether, call: AuditedCall) -> Sequence[ActionShare]:
+def shares_of(actors: Actors, call: ActionCall) -> Sequence[ActionShare]:
     """Return what guests add to a call of an action."""
-    return [share_of(users, call)]
+    asked = [part.share_in_action for part in parts().values() if part.share_in_action is not None]
+    return [share for share_in in asked if (share := share_in(actors, call)) is not None]
 
 
 async def note_result(shares: Sequence[ActionShare], result: object) -> None:

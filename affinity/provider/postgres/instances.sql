@@ -70,5 +70,5 @@ ORDER BY f.created_at DESC, f.instance_id DESC LIMIT %(limit)s
 -- delete: instances with all their rows
 SELECT root, doomed FROM delete_instances(%(instance)s, %(force)s, %(tree)s)
 
--- deleted: the effects of delete, for the audit log
+-- deleted: the effects of delete, for `with_shares`
 SELECT array_position(%(instance)s, root), 'deleted' FROM result WHERE doomed

@@ -64,13 +64,13 @@ ORDER BY p.place LIMIT %(limit)s
 -- describe: change title, owner and labels of a journal
 SELECT describe_journal(%(session)s, %(kind)s, %(changes)s::jsonb)
 
--- described: the effect of describe, for the audit log
+-- described: the effect of describe, for `with_shares`
 SELECT 1, 'done' FROM result WHERE describe_journal
 
 -- delete: journals, but for what others continue
 SELECT delete_journals(%(session)s)
 
--- deleted: the effects of delete, for the audit log
+-- deleted: the effects of delete, for `with_shares`
 SELECT array_position(%(session)s, d.session_id), 'done' FROM result CROSS JOIN unnest(delete_journals) AS d (session_id)
 
 -- prune: remove entries that are processed, oldest first; how many, and where the next step begins
@@ -81,5 +81,5 @@ FROM prune_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(mill
 SELECT removed, goes_on
 FROM prune_all_journals(%(age)s, %(entries)s, %(size)s, %(limit)s, %(after)s, %(milliseconds)s, %(dry_run)s, true)
 
--- pruned: the effect of prune, for the audit log
+-- pruned: the effect of prune, for `with_shares`
 SELECT 1, 'removed ' || removed FROM result WHERE removed > 0

@@ -1,14 +1,14 @@
 -- append: inputs, with the journals and instances that they start
 SELECT places, outcomes, seqs, journal_ids, created, unparked, holders
 
--- appended: the effects of append, for the audit log
+-- appended: the effects of append, for `with_shares`
 SELECT p.place, 'appended' FROM result CROSS JOIN unnest(places, outcomes) AS p (place, outcome) WHERE p.outcome IS NULL
 
 -- append_input: one input of a journal that is there
 SELECT outcome, seq, journal, false, unparked, holder
 FROM append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
 
--- input_appended: the effect of append_input, for the audit log
+-- input_appended: the effect of append_input, for `with_shares`
 SELECT 1, 'appended' FROM result WHERE outcome IS NULL
 
 -- client_append_input: the same, for clients

@@ -8,7 +8,7 @@ SELECT b.n, r.outcome, r.created_id, r.created_seq
 FROM unnest(%(creation)s) WITH ORDINALITY AS b (creation, n) CROSS JOIN LATERAL create_journal(b.creation::jsonb) AS r
 ORDER BY b.n
 
--- created: the effects of create, for the audit log
+-- created: the effects of create, for `with_shares`
 SELECT n, outcome FROM result WHERE outcome = 'created'
 
 -- lineage: a journal and its ancestors, each once

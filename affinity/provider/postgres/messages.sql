@@ -14,10 +14,10 @@ SELECT n, delivery FROM send_messages(%(message_instance)s, %(message_generation
 SELECT n, delivery FROM send_keyed_messages(%(message_instance)s, %(message_generation)s, %(message)s, %(message_delay)s,
     %(message_execution)s, %(message_timer)s, %(unread_limit)s, %(key)s)
 
--- started: the effects of create, restart and the writes of schedules, for the audit log
+-- started: the effects of create, restart and the writes of schedules, for `with_shares`
 SELECT n, 'done' FROM result WHERE n IS NOT NULL
 
--- sent: the effects of send, for the audit log
+-- sent: the effects of send, for `with_shares`
 SELECT n, delivery FROM result WHERE delivery = 'delivered'
 
 -- client_create: the same as create, for clients

@@ -16,7 +16,7 @@ from typing import Final, LiteralString, Protocol, TypeVar
 from psycopg import AsyncConnection, sql
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from affinity.audit import administrative_entries
+from affinity.actions import Administration
 from affinity.errors import PoolerRefused
 from affinity.limits import LOCK_TIMEOUT_SECONDS, MIGRATION_PAUSES
 from affinity.provider.postgres import sequences
@@ -24,7 +24,7 @@ from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, translated
 from affinity.provider.postgres.driver.target import MARKER, Target
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.rights import is_open, renew_rights, write_entries
+from affinity.provider.postgres.rights import is_open, renew_rights, tell_guests
 from affinity.provider.schema import (
     Migration,
     Progress,
@@ -158,7 +158,7 @@ async def _step(connection: AsyncConnection[Row], target: Target, before: int, p
         await connection.execute(migration.script, prepare=False)  # several statements
         await _record(connection, migration)
         await renew_rights(connection, target)
-        await write_entries(connection, administrative_entries("migrate", version=migration.version))
+        await tell_guests(connection, Administration("migrate", {"version": migration.version}))
     report_applied(progress, migration, before, len(MIGRATIONS))
     return migration.version
 
@@ -189,7 +189,7 @@ async def _repair(connection: AsyncConnection[Row], target: Target, progress: Pr
         if not behind:
             return
         await sequences.repair(connection)
-        await write_entries(connection, administrative_entries("repair", behind=list(behind)))
+        await tell_guests(connection, Administration("repair", {"behind": list(behind)}))
     report_repaired(progress, behind)
 
 

@@ -25,16 +25,15 @@ from affinity.provider.statements import load_statements
 _SQL: Final = load_statements(__package__, "old_data.sql")
 
 
-async def remove_old(db: Database, keep: Retention, after: datetime | None) -> dict[str, int | bool]:
+async def remove_old(db: Database, keep: Retention, after: datetime | None) -> dict[str, Any]:
     """One step of each kind, as fields of a `Sweep`; ``after``: where the last step of instances stopped."""
-    removed: dict[str, int | bool] = {}
+    removed: dict[str, Any] = {}
     backlog = False
-    for name, older_than in (("moves", keep.moves), ("audit", keep.audit)):
-        if older_than is not None:
-            bounds = {"older_than": float(older_than), "limit": Int8(SWEEP_ROWS)}
-            ((rows,),) = await db.connections.misc.run(_SQL[f"remove_{name}"], bounds)
-            removed[f"{name}_removed"] = rows
-            backlog |= rows >= SWEEP_ROWS
+    if keep.moves is not None:
+        bounds = {"older_than": float(keep.moves), "limit": Int8(SWEEP_ROWS)}
+        ((rows,),) = await db.connections.misc.run(_SQL["remove_moves"], bounds)
+        removed["moves_removed"] = rows
+        backlog |= rows >= SWEEP_ROWS
     if keep.instances is not None:
         step = await _sweep_instances(db, keep.instances, after)
         if step.after != after:
@@ -45,12 +44,18 @@ async def remove_old(db: Database, keep: Retention, after: datetime | None) -> d
         pruned = await retention.prune_former(db, keep.histories, events=SWEEP_EVENTS)
         removed["executions_removed"] = pruned.executions
         backlog |= pruned.limit_reached
-    for part in parts().values():
-        if part.remove_old is not None and keep != NO_RETENTION:
-            _, more = await part.remove_old(db, keep)
-            backlog |= more
-    counts, more = await run_rounds(_kinds(db, keep), _Rounds(db))
-    return {**removed, **counts, "backlog": backlog or more}
+    of_guests, more = await _remove_of_guests(db, keep)
+    counts, more_rounds = await run_rounds(_kinds(db, keep), _Rounds(db))
+    return {**removed, **counts, "removed": of_guests, "backlog": backlog or more or more_rounds}
+
+
+async def _remove_of_guests(db: Database, keep: Retention) -> tuple[dict[str, int], bool]:
+    """One step of each guest: the rows that it has removed, and whether there may be more of one."""
+    if keep == NO_RETENTION:
+        return {}, False
+    steps = {guest: part.remove_old for guest, part in parts().items() if part.remove_old is not None}
+    done = {guest: await step(db, keep) for guest, step in steps.items()}
+    return {guest: rows for guest, (rows, _) in done.items() if rows}, any(more for _, more in done.values())
 
 
 async def _sweep_instances(db: Database, older_than: float, after: datetime | None) -> InstancePruning:

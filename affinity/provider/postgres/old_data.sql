@@ -12,9 +12,6 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*) FROM removed
 
--- remove_audit: the oldest entries
-SELECT remove_audit(%(older_than)s, %(limit)s)
-
 -- due_rounds: rounds of which a step is due
 SELECT n.name, r.place, coalesce(r.removed, 0), coalesce(r.pause, 0)
 FROM unnest(%(names)s) AS n (name) LEFT JOIN rounds r USING (name)

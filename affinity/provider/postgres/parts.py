@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal, LiteralString, TypeAlias
 
+from affinity.actions import ActionCall, Actors, Administration
 from affinity.guests import modules
 from affinity.provider.contract import Retention
-from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.operations import ActionShare, Database
 from affinity.records import frozen
 
 ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
@@ -43,6 +44,9 @@ class Rights:
         return [each.strip() for each in str(named).split(",") if each]
 
 
+ShareInAction: TypeAlias = Callable[[Actors, ActionCall], ActionShare | None]
+"""What the guest adds to a call of an action; None: the actors are not its own."""
+
 RemoveOld: TypeAlias = Callable[[Database, Retention], Awaitable[tuple[int, bool]]]
 """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
 
@@ -65,6 +69,9 @@ class PostgresPart:
     """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
     condition in the statement of `ProviderConnection.get_waits`.
     """
+    share_in_action: ShareInAction | None = None
+    administered: Callable[[Administration], tuple[LiteralString, Sequence[Any]] | None] | None = None
+    """A statement of the guest, if any, in the transaction of what the owner does to the database."""
 
 
 @cache

@@ -38,7 +38,7 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT * FROM result
 
--- planned: the effects of plan, for the audit log
+-- planned: the effects of plan, for `with_shares`
 SELECT n, outcome FROM result WHERE outcome = 'planned'
 
 -- take: claim sessions that are to move to the caller, if their holders have no work of them in hand

@@ -9,7 +9,6 @@ from affinity.limits import PROBE_AFTER
 from affinity.provider.parts import composed
 from affinity.provider.postgres import (
     activity_waits,
-    audit,
     changes,
     fetching,
     instances,
@@ -75,7 +74,7 @@ class PostgresProvider(Database):
 
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
-    * A verb that users call (`acts`) does the shares of guests by the same statement, while a user is stated.
+    * A verb that users call (`acts`) does the shares of guests by the same statement, while an actor is stated.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
       that order skips locked ones.
@@ -264,11 +263,6 @@ class PostgresProvider(Database):
     suspend_rebalancing: Final = acts("", rebalancing.suspend_rebalancing)
     get_quotas: Final = quotas.get_quotas
     set_quotas: Final = acts("", quotas.set_quotas)
-
-    # -- the audit log
-
-    write_audit: Final = audit.write_audit
-    list_audit: Final = audit.list_audit
 
     # -- resources
 

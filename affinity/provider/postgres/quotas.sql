@@ -4,5 +4,5 @@ SELECT instances, unread_events, instance_bytes FROM quotas
 -- set_quotas: replace them
 SELECT set_quotas(%(instances)s, %(unread_events)s, %(instance_bytes)s)
 
--- quotas_set: the effect of set_quotas, for the audit log
+-- quotas_set: the effect of set_quotas, for `with_shares`
 SELECT 1, 'done' FROM result

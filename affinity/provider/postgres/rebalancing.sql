@@ -11,5 +11,5 @@ ORDER BY w.worker_id
 -- suspend: or allow again
 UPDATE sweeps SET rebalancing_suspended = %(suspended)s RETURNING 1
 
--- suspended: the effect of suspend, for the audit log
+-- suspended: the effect of suspend, for `with_shares`
 SELECT 1, 'done' FROM result

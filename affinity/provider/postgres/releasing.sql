@@ -4,7 +4,7 @@ SELECT FROM sessions WHERE session_id = ANY (%(release)s) ORDER BY session_id FO
 -- release: free sessions that are held, unless their holders have work of them in hand
 SELECT release_sessions(%(release)s, %(reroute)s)
 
--- released: the effects of release, for the audit log
+-- released: the effects of release, for `with_shares`
 SELECT o.place, o.outcome FROM result CROSS JOIN unnest(release_sessions) WITH ORDINALITY AS o (outcome, place)
 WHERE o.outcome = 'released'
 

@@ -4,5 +4,5 @@ SELECT reset_instance(%(instance)s, %(generation)s, %(execution)s, %(events)s, %
     %(item_name)s, %(item_session)s, %(item_payload)s, %(watch_session)s, %(watch)s,
     %(item_order)s)
 
--- was_reset: the effect of reset, for the audit log
+-- was_reset: the effect of reset, for `with_shares`
 SELECT 1, 'done' FROM result WHERE reset_instance

@@ -46,7 +46,7 @@ WITH RECURSIVE cutoff AS MATERIALIZED (
 )
 SELECT * FROM result
 
--- pruned: the effect of prune, for the audit log
+-- pruned: the effect of prune, for `with_shares`
 SELECT 1, 'removed ' || instances FROM result WHERE instances > 0
 
 -- prune_histories: one step of removing the events of executions after which another one began; newest first, so that what
@@ -88,7 +88,7 @@ WITH due AS MATERIALIZED (
 )
 SELECT * FROM result
 
--- pruned_histories: the effect of prune_histories, for the audit log
+-- pruned_histories: the effect of prune_histories, for `with_shares`
 SELECT 1, 'removed ' || executions FROM result WHERE executions > 0
 
 -- count_histories: how many executions a removal would take

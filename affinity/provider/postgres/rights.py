@@ -14,14 +14,12 @@ numbers of the migrations.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
 from typing import Final, LiteralString
 
 from psycopg import AsyncConnection, sql
 
-from affinity.audit import NewAuditEntry, administrative_entries
+from affinity.actions import Administration
 from affinity.errors import InvalidOptions
 from affinity.limits import LOCK_TIMEOUT_SECONDS
 from affinity.provider.postgres.driver.connections import connect
@@ -37,11 +35,6 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
     # What says which schema it is, the limits, and who may do what.
     Rights("TABLE", "timeline quotas granted_roles", client=READ, worker=READ),
-    # Written by functions alone, so that no role but the owner changes an entry.
-    Rights("TABLE", "audit", client=READ, worker=READ),
-    Rights("SEQUENCE", "audit_entry_id_seq"),
-    Rights("FUNCTION", "write_audit write_effects", client=RUN, worker=RUN, reader=""),
-    Rights("FUNCTION", "remove_audit", worker=RUN),
     Rights("TABLE", "migrations", client=READ, worker=READ, scaler=READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=READ, worker=f"{CHANGE}, MAINTAIN"),
     Rights(
@@ -146,7 +139,6 @@ FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE r.rolname = ANY (%s) AND c.oid = 'granted_roles'::regclass"""
 _REMEMBER: Final = """
 INSERT INTO granted_roles (role, kind) VALUES (%s, %s) ON CONFLICT (role) DO UPDATE SET kind = excluded.kind"""
-_WRITE_ENTRIES: Final = "SELECT write_audit(%s)"
 _FORGET: Final = "DELETE FROM granted_roles WHERE role = %s"
 
 
@@ -175,19 +167,19 @@ async def change_rights(
             for role in revoke:
                 await _close(connection, target, sql.Identifier(role))
                 await connection.execute(_FORGET, [role])
-            await write_entries(connection, administrative_entries("revoke", revoke, kind="role"))
+            await tell_guests(connection, Administration("revoke", {}, "role", revoke))
             for kind, roles in zip(ROLE_KINDS, (clients, workers, scalers, readers), strict=True):
                 for role in roles:
                     await connection.execute(_REMEMBER, [role, kind])
                     await _grant(connection, target, role, kind)
-                entries = administrative_entries("grant", roles, kind="role", rights_of=kind)
-                await write_entries(connection, entries)
+                await tell_guests(connection, Administration("grant", {"rights_of": kind}, "role", roles))
 
 
-async def write_entries(connection: AsyncConnection[Row], entries: Sequence[NewAuditEntry]) -> None:
-    """Write entries of the audit log, in the transaction that is open."""
-    if entries:
-        await connection.execute(_WRITE_ENTRIES, [json.dumps([asdict(each) for each in entries])])
+async def tell_guests(connection: AsyncConnection[Row], done: Administration) -> None:
+    """Run what guests add to the transaction that is open."""
+    for part in parts().values():
+        if part.administered is not None and (asked := part.administered(done)) is not None:
+            await connection.execute(*asked)
 
 
 async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, LiteralString, TypeVar, cast
 from psycopg.errors import UniqueViolation
 from psycopg.types.numeric import Int8
 
-from affinity.audit import AuditedCall, users_on
+from affinity.actions import ActionCall, actors_on
 from affinity.errors import Contention
 from affinity.limits import DELETE_STEP
 from affinity.provider.postgres.actions import note_result, shares_of, with_shares
@@ -126,10 +126,10 @@ class PostgresSessionStore:
         judge: Callable[[T], object],
     ) -> T:
         """Call ``work`` with what `with_shares` takes; ``judge`` gives what `note_result` takes of its result."""
-        users = users_on(self.database)
-        if users is None:
+        actors = actors_on(self.database)
+        if actors is None:
             return await work(())
-        shares = shares_of(users, AuditedCall(name, "session", targets))
+        shares = shares_of(actors, ActionCall(name, "session", targets))
         result = await work(shares)
         await note_result(shares, judge(result))
         return result

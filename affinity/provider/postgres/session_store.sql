@@ -62,7 +62,7 @@ WITH begun AS (
 )
 SELECT * FROM result
 
--- saved: the effect of save, for the audit log
+-- saved: the effect of save, for `with_shares`
 SELECT 1, 'done' FROM result WHERE fits
 
 -- delete: some records, as far as they may be deleted
@@ -161,7 +161,7 @@ SELECT session_id FROM candidate
 SELECT * FROM result
 -- real]
 
--- deleted: the effects of delete, for the audit log
+-- deleted: the effects of delete, for `with_shares`
 SELECT array_position(%(targets)s::text[], session_id), 'done' FROM result WHERE session_id IS NOT NULL
 
 -- list: one page of records, newest first; or how many there are; conditions on updated_second repeat others, for the index

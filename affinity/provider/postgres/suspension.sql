@@ -54,7 +54,7 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT * FROM result
 
--- resumed: the effects of resume, for the audit log
+-- resumed: the effects of resume, for `with_shares`
 SELECT array_position(%(instance)s, instance_id), 'resumed' FROM result WHERE suspended
 
 -- retry: suspended instances that other code may go on with become the caller's, if its code has not tried them

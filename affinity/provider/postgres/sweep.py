@@ -91,7 +91,7 @@ async def sweep(
         backlog=max(sessions, workers, holds) >= SWEEP_ROWS,
         due=dict(zip(expressions("due"), due, strict=True)),
     )
-    return replace(swept, **{**old, "backlog": swept.backlog or bool(old["backlog"])})  # type: ignore[arg-type]
+    return replace(swept, **{**old, "backlog": swept.backlog or bool(old["backlog"])})
 
 
 @cache

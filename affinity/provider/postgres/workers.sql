@@ -177,5 +177,5 @@ SET drain_wanted = %(wanted)s, draining = CASE WHEN drain_wanted OR %(wanted)s T
 WHERE worker_id = %(worker)s
 RETURNING 1
 
--- drain_wanted: the effect of want_drain, for the audit log
+-- drain_wanted: the effect of want_drain, for `with_shares`
 SELECT 1, 'done' FROM result

@@ -24,7 +24,6 @@ file beside it:
     instances           instances as clients see them: get, list, delete
     management          what operators look at: origins, work items, executions, trees, counts
     quotas              limits of one database
-    audit               the audit log: entries in the transactions of verbs, list, remove
     rebalancing         how full the workers are
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
@@ -38,6 +37,7 @@ file beside it:
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
+    actions             verbs that users call, and what guests add to their transactions
     changes             changes by session id: the subscription to them, and notices
     parts               what guests add: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use

@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from affinity.audit import administrative_entries
+from affinity.actions import Administration
 from affinity.errors import SchemaMismatch
 from affinity.provider.schema import (
     HOW_TO_MIGRATE,
@@ -32,12 +32,12 @@ from affinity.provider.schema import (
     report_applied,
     report_repaired,
 )
-from affinity.provider.sqlite import audit
 from affinity.provider.sqlite.driver import timeline
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, connect, retry_while_busy
 from affinity.provider.sqlite.driver.errors import FAILURES, translate
 from affinity.provider.sqlite.driver.transaction import Tokens, Tx
+from affinity.provider.sqlite.parts import tell_guests
 from affinity_workflows import VERSION
 
 MIGRATIONS: Final = load_migrations(__package__)
@@ -121,12 +121,12 @@ def _upgrade(
         _record(connection, migration)
     after = found.version + len(missing)
     behind = _find_behind(connection, after)
-    entries = [*(each for one in missing for each in administrative_entries("migrate", version=one.version))]
+    tx = Tx(connection, Clock().now(), Tokens())
+    for migration in missing:
+        tell_guests(tx, Administration("migrate", {"version": migration.version}))
     if behind:
-        _repair(Tx(connection, Clock().now(), Tokens()))
-        entries += administrative_entries("repair", behind=list(behind))
-    if entries:
-        audit.write(Tx(connection, Clock().now(), Tokens()), entries)
+        _repair(tx)
+        tell_guests(tx, Administration("repair", {"behind": list(behind)}))
     connection.execute("COMMIT")
     for migration in missing:
         report_applied(progress, migration, found.version, after)

@@ -10,7 +10,7 @@ from affinity.journal import JournalPruning, JournalRetention
 from affinity.limits import SWEEP_EVENTS, SWEEP_LOOK
 from affinity.provider.contract import Retention
 from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
-from affinity.provider.sqlite import audit, instances, moves, retention, session_states, sessions
+from affinity.provider.sqlite import instances, moves, retention, session_states, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.parts import parts
 from affinity.provider.statements import load_statements
@@ -26,13 +26,12 @@ class Access(NamedTuple):
     prune_journals: Callable[..., Awaitable[JournalPruning]]
 
 
-async def remove_old(access: Access, keep: Retention) -> dict[str, int | bool]:
+async def remove_old(access: Access, keep: Retention) -> dict[str, Any]:
     """One step of each kind, as fields of a `Sweep`."""
-    removed: dict[str, int | bool] = {}
+    removed: dict[str, Any] = {}
     backlog = False
     steps: tuple[tuple[str, object, Callable[..., tuple[int, bool]]], ...] = (
         ("moves_removed", keep.moves, moves.remove),
-        ("audit_removed", keep.audit, audit.remove),
         ("instances_removed", keep.instances, retention.sweep_instances),
         ("executions_removed", keep.histories, retention.sweep_histories),
     )
@@ -40,11 +39,17 @@ async def remove_old(access: Access, keep: Retention) -> dict[str, int | bool]:
         if older_than is not None:
             removed[name], more = await access.write(partial(step, retention=keep))
             backlog |= more
-    if steps_of_guests := [part.remove_old for part in parts().values() if part.remove_old is not None]:
-        for _, more in await access.write(lambda tx: [step(tx, keep) for step in steps_of_guests]):
-            backlog |= more
+    of_guests = await access.write(partial(_remove_of_guests, keep=keep))
+    backlog |= any(more for _, more in of_guests.values())
+    removed["removed"] = {guest: rows for guest, (rows, _) in of_guests.items() if rows}
     counts, more = await run_rounds(_kinds(access, keep), _Rounds(access))
     return {**removed, **counts, "backlog": backlog or more}
+
+
+def _remove_of_guests(tx: Tx, keep: Retention) -> dict[str, tuple[int, bool]]:
+    """One step of each guest: the rows that it has removed, and whether there may be more."""
+    steps = {guest: part.remove_old for guest, part in parts().items() if part.remove_old is not None}
+    return {guest: step(tx, keep) for guest, step in steps.items()}
 
 
 class _Rounds:

@@ -12,7 +12,7 @@ from weakref import WeakMethod
 
 import anyio.to_thread
 
-from affinity.audit import AuditedCall, targets_of, users_on
+from affinity.actions import ActionCall, actors_on, targets_of
 from affinity.errors import ConnectionLost, DatabaseChanged
 from affinity.journal import (
     Appended,
@@ -44,7 +44,6 @@ from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     activity_waits,
-    audit,
     changes,
     fetching,
     hints,
@@ -73,6 +72,7 @@ from affinity.provider.sqlite import instances as stored
 from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
+from affinity.provider.sqlite.actions import run_action
 from affinity.provider.sqlite.driver.clock import Clock, instant
 from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, connect
 from affinity.provider.sqlite.driver.thread import DatabaseThread
@@ -261,7 +261,7 @@ class SqliteProvider:
             return done
         access = old_data.Access(self._write, self._read, self.prune_journals)
         old = await old_data.remove_old(access, retention)
-        return replace(done, **{**old, "backlog": done.backlog or bool(old["backlog"])})  # type: ignore[arg-type]
+        return replace(done, **{**old, "backlog": done.backlog or bool(old["backlog"])})
 
     def hints(self, identity: WorkerIdentity) -> AbstractAsyncContextManager[HintSource]:
         return self._subscribed(hints.Subscription(self._path, identity.worker_id, self._watch), self._subscriptions)
@@ -327,11 +327,6 @@ class SqliteProvider:
     suspend_rebalancing: Final = acts("suspend_rebalancing", "", rebalancing.suspend)
     get_quotas: Final = reads(quotas.get)
     set_quotas: Final = acts("set_quotas", "", quotas.set_all)
-
-    # -- the audit log
-
-    write_audit: Final = writes(audit.write)
-    list_audit: Final = reads(audit.list_page)
 
     # -- resources
 
@@ -431,11 +426,11 @@ class SqliteProvider:
     async def _act(
         self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        users = users_on(self.database)
-        if users is None:
+        actors = actors_on(self.database)
+        if actors is None:
             return await self._write(operation, *args, **kwargs)
-        call = AuditedCall(name, kind, targets_of(args))
-        return await audit.run(self._writer, users, call, lambda tx: operation(tx, *args, **kwargs))
+        call = ActionCall(name, kind, targets_of(args))
+        return await run_action(self._writer, actors, call, lambda tx: operation(tx, *args, **kwargs))
 
     async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._reader.call(Database.read, operation, *args, **kwargs)

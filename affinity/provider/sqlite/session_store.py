@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from affinity.audit import AuditedCall, users_on
-from affinity.provider.sqlite import audit, session_state_list, session_states
+from affinity.actions import ActionCall, actors_on
+from affinity.provider.sqlite import session_state_list, session_states
+from affinity.provider.sqlite.actions import run_action
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.driver.transaction import Tx
@@ -98,7 +99,7 @@ class SqliteSessionStore:
         work: Callable[[Tx], T],
         judge: Callable[[T], object] = lambda result: result,
     ) -> T:
-        users = users_on(self.database)
-        if users is None:
+        actors = actors_on(self.database)
+        if actors is None:
             return await self._writer.call(Database.write, work)
-        return await audit.run(self._writer, users, AuditedCall(name, "session", targets), work, judge)
+        return await run_action(self._writer, actors, ActionCall(name, "session", targets), work, judge)

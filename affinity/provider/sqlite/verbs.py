@@ -41,9 +41,7 @@ def writes(operation: Operation[P, T]) -> Verb[P, T]:
 
 
 def acts(name: str, kind: str, operation: Operation[P, T]) -> Verb[P, T]:
-    """As `writes`, of a verb that users call: it has its entries in the audit log; ``kind``: of its targets. With
-    ``dry_run`` it only reads.
-    """
+    """As `writes`, of a verb that users call, an action; ``kind``: of its targets. With ``dry_run`` it only reads."""
 
     @wraps(operation)
     async def verb(self: VerbRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:

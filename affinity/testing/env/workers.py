@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from affinity.audit import ACTING
+from affinity.actions import ACTORS
 from affinity.composed.app import App
 from affinity.errors import ProviderError
 from affinity.provider.contract import Provider, WorkerIdentity
@@ -254,7 +254,7 @@ class EnvWorker(Worker):
             raise error
 
     async def _sweep(self) -> None:
-        ACTING.set(())  # the test may have stated a user
+        ACTORS.set(())  # the test may have stated one
         await self.runtime.maintenance.sweep()
         if self.runtime.lease.is_serving:  # sweeps see what guests have to do; here the clock may stand
             for part in self.runtime.guests.values():

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated
+from affinity.actions import stated
+from affinity.audit.acting import Acting
+from affinity.audit.entries import AuditFilter, NewAuditEntry
+from affinity.audit.store.contract import audit_of
 from affinity.provider.contract import Provider
 from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures, FaultPart, same
 
@@ -14,12 +17,12 @@ USER: Final = "ann"
 
 def acting(provider: Provider) -> Acting:
     """A user without an action: each verb has entries of its own name."""
-    return Acting(USER, "suite", provider)
+    return Acting(USER, "suite", audit_of(provider))
 
 
 async def entries_of(provider: Provider, target: str) -> list[tuple[str, str, bool]]:
     """Verb, outcome, and whether it succeeded, of the entries of a target, oldest first."""
-    found = await provider.list_audit(AuditFilter(user=USER, target=target), 100)
+    found = await audit_of(provider).list_audit(AuditFilter(user=USER, target=target), 100)
     return [(entry.action, entry.outcome, entry.succeeded) for entry in reversed(found)]
 
 
@@ -59,7 +62,7 @@ async def write_audit(fixtures: FaultFixtures) -> Attempt:
         assert set(found) == {("cancel", "UnknownInstance", False)}
         assert len(found) == 1 or attempt.unknown
 
-    attempt = Attempt(lambda: fixtures.provider.write_audit([entry]), check)
+    attempt = Attempt(lambda: audit_of(fixtures.provider).write_audit([entry]), check)
     return attempt
 
 
@@ -67,7 +70,7 @@ async def list_audit(fixtures: FaultFixtures) -> Attempt:
     clean = fixtures.clean.provider
     with stated(acting(clean)):
         await clean.suspend_rebalancing(suspended=False)
-    return same(fixtures, lambda provider: provider.list_audit(AuditFilter(), 3))
+    return same(fixtures, lambda provider: audit_of(provider).list_audit(AuditFilter(), 3))
 
 
 AUDIT: Final = FaultPart(

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from affinity.audit import Acting, AuditFilter, NewAuditEntry, stated, stated_together
+from affinity.actions import stated, stated_together
+from affinity.audit.acting import Acting
+from affinity.audit.entries import AuditFilter, NewAuditEntry
+from affinity.audit.store.contract import audit_of
 from affinity.errors import ProviderError, QuotaExceeded
 from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
 from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
@@ -52,7 +55,7 @@ class AuditRules(Rules):
         assert await entries_of(provider, "r") == [("save_record", "done", True), ("delete_record", "done", True)]
         assert await entries_of(provider, "t") == [("delete_record", "unchanged", False)]
         assert await entries_of(provider, "") == [("suspend_rebalancing", "done", True)]
-        assert len(await provider.list_audit(AuditFilter(), 100)) == 11
+        assert len(await audit_of(provider).list_audit(AuditFilter(), 100)) == 11
 
     async def test_calls_of_several_users_are_one_call(self, cluster: Cluster) -> None:
         """Each target has the entry of its own user and action; a target without a user has none (contract:
@@ -61,7 +64,7 @@ class AuditRules(Rules):
         a = await cluster.worker("a")
         provider = a.provider
         await a.own("i")
-        ann, bob = (Acting(user, "suite", provider) for user in ("ann", "bob"))
+        ann, bob = (Acting(user, "suite", audit_of(provider)) for user in ("ann", "bob"))
         messages = [NewMessage(instance_id=name, payload="m") for name in ("i", "none", "i", "i")]
         with stated_together([[ann], [bob], [], [ann, bob]]):
             assert await provider.send_message(messages) == ["delivered", "unknown", "delivered", "delivered"]
@@ -71,7 +74,7 @@ class AuditRules(Rules):
                 await journals(provider).append_journal(appends)
         found = [
             (entry.user, entry.action, entry.target, entry.outcome, entry.succeeded)
-            for entry in await provider.list_audit(AuditFilter(), 100)
+            for entry in await audit_of(provider).list_audit(AuditFilter(), 100)
         ]
         assert sorted(found) == [
             ("ann", "append_journal", "e", "appended", True),
@@ -94,7 +97,7 @@ class AuditRules(Rules):
             await provider.prune_instances(frozenset({"completed"}), 0.0, dry_run=True)
             await provider.states.delete(["s"], dry_run=True)
             await journals(provider).read_journal([])
-        assert await provider.list_audit(AuditFilter(), 100) == []
+        assert await audit_of(provider).list_audit(AuditFilter(), 100) == []
 
     @pytest.mark.parametrize("is_refused", [False, True])
     async def test_what_is_undone_has_no_entry(self, cluster: Cluster, is_refused: bool) -> None:
@@ -103,12 +106,12 @@ class AuditRules(Rules):
         """
         provider = (await cluster.worker("a")).provider
         nobody: Any = None  # no store takes it
-        user = acting(provider) if is_refused else Acting(nobody, "suite", provider)
+        user = acting(provider) if is_refused else Acting(nobody, "suite", audit_of(provider))
         await provider.set_quotas(Quotas(instances=1 if is_refused else None))
         with stated(user), pytest.raises(QuotaExceeded if is_refused else ProviderError):
             await provider.create_instance([new_instance("i")])
         assert await provider.get_instance(["i"]) == [None]
-        assert await provider.list_audit(AuditFilter(), 100) == []
+        assert await audit_of(provider).list_audit(AuditFilter(), 100) == []
         await provider.set_quotas(Quotas())
         with stated(acting(provider)):
             assert await provider.create_instance([new_instance("i")]) == [True]
@@ -118,16 +121,16 @@ class AuditRules(Rules):
         """Newest first, by each condition, and page by page (contract: list_audit)."""
         provider = (await cluster.worker("a")).provider
         for n in range(6):
-            await provider.write_audit([_entry(n)])
+            await audit_of(provider).write_audit([_entry(n)])
             await cluster.advance(1)
-        await provider.write_audit([_entry(6), _entry(7)])  # at one time
-        every = await provider.list_audit(AuditFilter(), 100)
+        await audit_of(provider).write_audit([_entry(6), _entry(7)])  # at one time
+        every = await audit_of(provider).list_audit(AuditFilter(), 100)
         assert [entry.target for entry in every] == [f"t{n}" for n in reversed(range(8))]
         assert every[0].at == every[1].at
         assert every[-1].details == {"reason": "né"}
 
         async def found(**where: Any) -> Sequence[str]:
-            return [entry.target for entry in await provider.list_audit(AuditFilter(**where), 100)]
+            return [entry.target for entry in await audit_of(provider).list_audit(AuditFilter(**where), 100)]
 
         assert await found(user="u1") == ["t7", "t5", "t3", "t1"]
         assert await found(user="u1", action="a1") == ["t7", "t1"]
@@ -138,21 +141,22 @@ class AuditRules(Rules):
         assert await found(user="none") == []
         paged: list[str] = []
         after = None
-        while page := await provider.list_audit(AuditFilter(after=after), 3):
+        while page := await audit_of(provider).list_audit(AuditFilter(after=after), 3):
             paged += [entry.target for entry in page]
             after = page[-1].at, page[-1].entry_id
         assert paged == [entry.target for entry in every]
 
     async def test_old_entries_are_swept(self, cluster: Cluster) -> None:
-        """A sweep removes entries that are older than the retention, and without one none (contract: Retention)."""
+        """A sweep removes entries that are older than the retention, and without one none (contract: AuditProvider)."""
         provider = (await cluster.worker("a")).provider
-        await provider.write_audit([_entry(0)])
+        await audit_of(provider).write_audit([_entry(0)])
         await cluster.advance(MIN_AUDIT_RETENTION_SECONDS)
-        await provider.write_audit([_entry(1)])
+        await audit_of(provider).write_audit([_entry(1)])
         await cluster.advance(10)
-        assert (await cluster.sweep()).audit_removed == 0
-        assert (await cluster.sweep(retention=Retention(audit=MIN_AUDIT_RETENTION_SECONDS))).audit_removed == 1
-        assert [entry.target for entry in await provider.list_audit(AuditFilter(), 100)] == ["t1"]
+        assert (await cluster.sweep()).removed == {}
+        keep = Retention(guests={"audit": MIN_AUDIT_RETENTION_SECONDS})
+        assert (await cluster.sweep(retention=keep)).removed == {"audit": 1}
+        assert [entry.target for entry in await audit_of(provider).list_audit(AuditFilter(), 100)] == ["t1"]
 
 
 def _entry(n: int) -> NewAuditEntry:
