@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import Final, cast
 
 import anyio
 from cachetools import LRUCache
@@ -19,9 +19,9 @@ from affinity import journal as j
 from affinity.client.calls import client_batcher, retry_on
 from affinity.client.changes import AllChanges, Changes, ChangeScope
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
-from affinity.provider.contract import Hint
-from affinity.provider.contract.journal_side import JournalProvider
+from affinity.provider.contract import Hint, ProviderConnection
 from affinity.provider.hint_sender import HintSender
+from affinity.provider.journal_contract import JournalProvider
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 
@@ -49,12 +49,12 @@ class Journals:
     An id that no store can keep is refused with `InvalidId`.
     """
 
-    def __init__(self, provider: JournalProvider, hints: HintSender) -> None:
-        self._provider = provider
+    def __init__(self, provider: ProviderConnection, hints: HintSender) -> None:
+        self._provider = cast(JournalProvider, provider)
         self._hints = hints
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
         self._appends = client_batcher(self._append, _size_of_append)
-        self._reads = client_batcher(provider.read_journal)
+        self._reads = client_batcher(self._provider.read_journal)
         self._changes = Changes(provider.watch_changes, self._on_hint)
         self._known = LRUCache[str, _KnownJournal](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())

@@ -12,6 +12,7 @@ from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
 from affinity.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.provider.contract import InstanceInfo
+from affinity.provider.journal_contract import journals_of
 
 _CHILDREN: Final = 20
 """Children of one conversation that are looked at."""
@@ -20,7 +21,7 @@ _CHILDREN: Final = 20
 async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstanding: Outstanding) -> Explanation | None:
     """The reason why the conversation waits; None: the instance is none, or its conversation has ended."""
     me = info.instance_id
-    (page,) = await explainer.provider.read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
+    (page,) = await journals_of(explainer.provider).read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
     if page is None or page.closed:
         return None
     if not any(has_code(one, NOUN, page.kind) for one in await explainer.alive()):
@@ -38,7 +39,7 @@ async def _between_wakes(
     explainer: Explainer, info: InstanceInfo, outstanding: Outstanding, page: JournalPage
 ) -> Explanation | None:
     """After a wake that has failed, or with inputs that no wake has read."""
-    listed = await explainer.provider.list_journals(JournalFilter(session_id=info.instance_id), 1)
+    listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=info.instance_id), 1)
     match [each.status for each in listed]:
         case ["rescheduling"]:
             due = await explainer.next_timer(info, outstanding.timers)
@@ -54,7 +55,7 @@ async def _between_wakes(
 
 async def _idle(explainer: Explainer, me: str) -> Explanation:
     """All inputs are processed."""
-    (work,) = await explainer.provider.get_pending([me], limit=0)
+    (work,) = await journals_of(explainer.provider).get_pending([me], limit=0)
     if work is not None and (first := next(iter(work.open_requests), None)) is not None:
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
         return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
@@ -70,7 +71,7 @@ async def _working(explainer: Explainer, children: Sequence[str]) -> Explanation
     """Children, or runs, work for it: the first whose reason is known, and is not that it waits for a client."""
     what, status = "child", ""
     for child in children:
-        listed = await explainer.provider.list_journals(JournalFilter(session_id=child), 1)
+        listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=child), 1)
         what, status = ("child", f" ({listed[0].status})") if listed else ("run", "")
         found = await explainer.explain_child(child, what, status)
         if found is not None and found.code != "input":

@@ -7,11 +7,12 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 from affinity import journal as j
 from affinity.batching import Batcher
 from affinity.limits import MAX_PAGE
+from affinity.provider.journal_contract import JournalProvider
 from affinity.tasks import ignore_error
 from affinity.worker.services import WorkerServices
 
@@ -46,6 +47,7 @@ class WorkerJournals:
 
     def __init__(self, services: WorkerServices) -> None:
         self._provider = services.provider
+        self._store = cast(JournalProvider, services.provider)
         self._retry = services.health.retry
         self.monotonic: Callable[[], float] = services.timing.monotonic
         self._notifier = services.notifier
@@ -95,7 +97,7 @@ class WorkerJournals:
         for session_id, limit in wanted:
             by_limit.setdefault(limit, {})[session_id] = None
         for limit, works in by_limit.items():
-            found = await self._provider.get_pending([*works], limit=limit)
+            found = await self._store.get_pending([*works], limit=limit)
             works.update(zip(works, found, strict=True))
         return [by_limit[limit][session_id] for session_id, limit in wanted]
 
@@ -104,23 +106,23 @@ class WorkerJournals:
 
     async def read(self, query: j.JournalQuery) -> j.JournalPage | None:
         """A page of a journal."""
-        (page,) = await self._retry(partial(self._provider.read_journal, [query]))
+        (page,) = await self._retry(partial(self._store.read_journal, [query]))
         return page
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
     ) -> Sequence[j.JournalWake]:
         """How wakes of a journal have ended."""
-        get = self._provider.get_wakes
+        get = self._store.get_wakes
         return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
     async def list(self, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
         """One page of journals."""
-        return await self._retry(partial(self._provider.list_journals, where, limit))
+        return await self._retry(partial(self._store.list_journals, where, limit))
 
     async def append_inputs(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
         """Append inputs of other journals, with event ids."""
-        appended = await self._retry(partial(self._provider.append_journal, appends)) if appends else []
+        appended = await self._retry(partial(self._store.append_journal, appends)) if appends else []
         for each in appends:
             self._notifier.notify_change(each.session_id)
         if appends:
@@ -129,7 +131,7 @@ class WorkerJournals:
 
     async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
         """A journal and its ancestors."""
-        return await self._retry(partial(self._provider.get_lineage, session_id))
+        return await self._retry(partial(self._store.get_lineage, session_id))
 
     async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
         """The epochs of those of these sessions that a worker holds."""
@@ -143,15 +145,15 @@ class WorkerJournals:
 
     async def write_stream(self, parts: Sequence[j.StreamPart]) -> Collection[int]:
         """Add provisional parts."""
-        return await self._provider.write_stream(parts)
+        return await self._store.write_stream(parts)
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
         """Remove provisional parts."""
-        await self._provider.retract_stream(session_id, journal_id, wake_id, attempt)
+        await self._store.retract_stream(session_id, journal_id, wake_id, attempt)
 
     async def append(self, append: j.JournalAppend) -> j.Appended:
         """Append an entry with an event id, and notify its readers and the worker of its instance."""
-        (found,) = await self._retry(partial(self._provider.append_journal, [append]))
+        (found,) = await self._retry(partial(self._store.append_journal, [append]))
         self._notifier.notify_change(append.session_id)
         if found.unparked:
             self._notifier.hint(found.holder)

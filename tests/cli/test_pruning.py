@@ -13,6 +13,7 @@ from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
 from affinity.errors import InvalidInput
 from affinity.journal import JournalAppend, JournalStart, NewEntry
+from affinity.provider.journal_contract import journals_of
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import Puppet
 
@@ -109,7 +110,7 @@ def crowded(play: Play) -> None:
             )
             for name in ("c", "c", "c", "d")
         ]
-        assert [one.outcome for one in await puppet.provider.append_journal(notes)] == ["appended"] * 4
+        assert [one.outcome for one in await journals_of(puppet.provider).append_journal(notes)] == ["appended"] * 4
 
     play(send)
 

@@ -42,6 +42,7 @@ from affinity.errors import (
 )
 from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart, WakeEnd
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import journals_of
 from tests.client.conftest import Puppet
 
 TYPES = EventTypes()
@@ -65,7 +66,7 @@ class Agent:
     async def wake(self, *events: JournalEvent, fails: str = "", requires: Sequence[str] = (), upto: int = 0) -> str:
         """Process all inputs, or inputs up to a number, with these events; or fail for good. Its id."""
         self.wakes += 1
-        (work,) = await self.journals.get_pending(["chat-7"], limit=100)
+        (work,) = await journals_of(self.journals).get_pending(["chat-7"], limit=100)
         assert work is not None
         read = upto or max([each.seq for each in work.inputs], default=work.processed)
         error = SpanError(type="OSError", message=fails) if fails else None
@@ -101,11 +102,11 @@ class Agent:
 
     async def count(self) -> int:
         """Of inputs that are not processed."""
-        (work,) = await self.journals.get_pending(["chat-7"], limit=1000)
+        (work,) = await journals_of(self.journals).get_pending(["chat-7"], limit=1000)
         return 0 if work is None else len(work.inputs)
 
     async def stream(self, wake_id: str, number: int, text: str, *, attempt: int = 1) -> None:
-        (work,) = await self.journals.get_pending(["chat-7"], limit=1)
+        (work,) = await journals_of(self.journals).get_pending(["chat-7"], limit=1)
         assert work is not None
         part = StreamPart(
             session_id="chat-7",
@@ -115,7 +116,7 @@ class Agent:
             number=number,
             payload=f'"{text}"',
         )
-        await self.journals.write_stream([part])
+        await journals_of(self.journals).write_stream([part])
 
     def _entry(self, event: JournalEvent, wake_id: str) -> NewEntry:
         return NewEntry(kind=event.kind, payload=TYPES.encode(event), wake_id=wake_id)

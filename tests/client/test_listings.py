@@ -16,6 +16,7 @@ from affinity.journal import JournalWrite, NewRequest
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.events import GuidCreated
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import journals_of
 from affinity.session import SessionFilter
 from affinity_conformance.providers.builders import state
 from tests.client.conftest import Puppet
@@ -53,7 +54,7 @@ async def full(client: Client, provider: Provider, puppet: Puppet) -> Client:
 
 async def ask(provider: Provider, puppet: Puppet, name: str) -> None:
     """Leave a request in a conversation."""
-    (work,) = await provider.get_pending([name], limit=100)
+    (work,) = await journals_of(provider).get_pending([name], limit=100)
     assert work is not None
     request = ToolConfirmation(request_id="r", tool="buy", arguments={})
     await puppet.write(

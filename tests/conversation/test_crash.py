@@ -22,6 +22,7 @@ from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
 from affinity.provider import open_provider
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import journals_of
 from tests.conversation.crash_app import WORDS, Log, crash, fold
 from tests.support.fault_injection import KILL_EVERY, PAUSE, FaultInjector
 from tests.support.worker_processes import open_workers
@@ -58,7 +59,7 @@ class LostReplies:
         return getattr(self._provider, name)
 
     async def append_journal(self, *arguments: Any, **hints: Any) -> Any:
-        found = await self._provider.append_journal(*arguments, **hints)
+        found = await journals_of(self._provider).append_journal(*arguments, **hints)
         if self._dice.random() < 0.1:
             self.lost += 1
             raise ConnectionLost("the reply was lost")

@@ -35,6 +35,7 @@ from affinity.errors import (
 from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
+from affinity.provider.journal_contract import journals_of
 from tests.conversation.application import Chat, echo, make, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -302,7 +303,7 @@ async def test_a_reply_that_retention_has_removed_is_not_that_of_a_later_wake(ur
         first = await talk.ask(UserMessage("one"), timeout=30)
         second = await talk.ask(UserMessage("two"), timeout=30)
         async with aclosing(await open_provider(url)) as provider:
-            pruned = await provider.prune_journals(JournalRetention(entries=4), limit=100)
+            pruned = await journals_of(provider).prune_journals(JournalRetention(entries=4), limit=100)
             assert pruned == JournalPruning(entries=6, after=None)
         with pytest.raises(UnknownEntry):
             await talk.reply(first.seq, timeout=30)

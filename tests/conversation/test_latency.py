@@ -10,6 +10,7 @@ import pytest
 
 from affinity import RuntimeOptions, Wake
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation.store.postgres import PART
 from affinity.errors import Contention
 from affinity.journal import Appended, PendingWork
 from affinity.provider import open_provider
@@ -140,12 +141,13 @@ async def test_an_ask_fetches_its_wake_and_nothing_else(
 async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the worker from the third ask on: the second one's reply names it. No call of its own sends them."""
     sent: list[object] = []
-    append, commit = PostgresProvider.append_journal, PostgresProvider.commit_turn
+    append, commit = PART.verbs["append_journal"], PostgresProvider.commit_turn
     workers, readers = PostgresProvider.notify_workers, PostgresProvider.notify_changes
 
     async def note_append(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[Appended]:
         sent.append(hints["notify"])
-        return await append(self, *args, **hints)
+        appended: Sequence[Appended] = await append(self, *args, **hints)
+        return appended
 
     async def note_commit(self: PostgresProvider, *args: Any, **hints: Any) -> Sequence[TurnResult]:
         sent.append(hints["notify"])
@@ -160,7 +162,7 @@ async def test_the_hints_of_an_ask_go_with_its_commits(postgres_migrated: str, m
             sent.append("notice")
         await readers(self, ids, minor=minor)
 
-    monkeypatch.setattr(PostgresProvider, "append_journal", note_append)
+    monkeypatch.setattr(PostgresProvider, "append_journal", note_append, raising=False)
     monkeypatch.setattr(PostgresProvider, "commit_turn", note_commit)
     monkeypatch.setattr(PostgresProvider, "notify_workers", note_hint)
     monkeypatch.setattr(PostgresProvider, "notify_changes", note_notice)

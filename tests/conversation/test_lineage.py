@@ -31,6 +31,7 @@ from affinity.errors import (
 )
 from affinity.journal import JournalQuery
 from affinity.provider.contract import Quotas
+from affinity.provider.journal_contract import journals_of
 from affinity.session import SessionRecord, SessionState
 from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage
@@ -144,7 +145,7 @@ async def test_a_lost_reply_is_no_second_call(idle: Stage, monkeypatch: pytest.M
     """The client sends it again itself; the source has gone on."""
     talk, provider = idle.talk("a"), idle.client._provider
     await talk.send(UserMessage("one"))
-    create, lost = provider.create_journals, list[bool]()
+    create, lost = journals_of(provider).create_journals, list[bool]()
 
     async def create_and_lose(creations: Any) -> Any:
         found = await create(creations)

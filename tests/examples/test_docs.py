@@ -15,6 +15,7 @@ import pytest
 import affinity
 from affinity.audit.store.contract import AuditProvider
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import JournalProvider
 from affinity.provider.statements import load_statements
 from affinity.schedules.store.contract import ScheduleProvider
 from affinity.worker.guests import guest_parts
@@ -196,9 +197,8 @@ def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
     cells = re.findall(r"^\|.*\|([^|]+)\|$", section, re.MULTILINE)
     named = [verb for cell in cells for verb in re.findall(r"`(\w+)`", cell)]
     verbs = [name for name in dir(Provider) if not name.startswith("_")]
-    of_guests = [
-        name for guest in (AuditProvider, ScheduleProvider) for name in vars(guest) if not name.startswith("_")
-    ]
+    guests = (AuditProvider, JournalProvider, ScheduleProvider)
+    of_guests = [name for guest in guests for name in vars(guest) if not name.startswith("_")]
     assert sorted(named) == sorted(verbs + of_guests)
 
 

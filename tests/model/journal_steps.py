@@ -19,6 +19,7 @@ from affinity.journal import (
     PendingWork,
     WakeEnd,
 )
+from affinity.provider.journal_contract import journals_of
 from tests.model import steps as do
 from tests.model.cluster_state import NAMES, ClusterState, SimulatedWorker, expect
 
@@ -52,7 +53,7 @@ class JournalSteps(ClusterState):
         )
         for _ in range(2 if step.reply == "twice" else 1):
             wanted = self.model.append(new)
-            (found,) = await self.provider.append_journal([new])
+            (found,) = await journals_of(self.provider).append_journal([new])
             expect(f"input for {name}", _outcome(found), wanted)
             await self._look()
 
@@ -61,7 +62,7 @@ class JournalSteps(ClusterState):
 
     async def _read_pending(self, worker: SimulatedWorker, name: str) -> PendingWork | None:
         """Read the work with which a wake of the worker begins."""
-        (work,) = await self.provider.get_pending([name], limit=MANY)
+        (work,) = await journals_of(self.provider).get_pending([name], limit=MANY)
         journal = self.model.journals.get(name)
         expect(f"{name} has a journal", work is not None, journal is not None)
         if work is None or journal is None:
@@ -122,7 +123,7 @@ class JournalSteps(ClusterState):
         wanted = sum(journal.prune(most) for journal in self.model.journals.values())
         removed, after = 0, 0
         while True:
-            done = await self.provider.prune_journals(JournalRetention(entries=most), limit=3, after=after)
+            done = await journals_of(self.provider).prune_journals(JournalRetention(entries=most), limit=3, after=after)
             removed += done.entries
             if done.after is None:
                 break
@@ -131,15 +132,17 @@ class JournalSteps(ClusterState):
         await self._look()
 
     async def _delete_journal(self, name: str) -> None:
-        (deleted,) = await self.provider.delete_journal([name])
+        (deleted,) = await journals_of(self.provider).delete_journal([name])
         expect(f"journal of {name} deleted", deleted, self.model.journals.pop(name, None) is not None)
         await self._look()
 
     async def _check_journals(self) -> None:
         """Entries and heads are what the reference says."""
         names = sorted(self.model.journals)
-        pages = await self.provider.read_journal([JournalQuery(session_id=name, limit=MANY) for name in names])
-        works = await self.provider.get_pending(names, limit=0)
+        pages = await journals_of(self.provider).read_journal(
+            [JournalQuery(session_id=name, limit=MANY) for name in names]
+        )
+        works = await journals_of(self.provider).get_pending(names, limit=0)
         for name, page, work in zip(names, pages, works, strict=True):
             journal = self.model.journals[name]
             assert page is not None
@@ -147,7 +150,7 @@ class JournalSteps(ClusterState):
             found = (page.processed, page.last_seq, page.closed, [(e.seq, e.payload) for e in page.entries])
             recorded = [(entry.seq, entry.text) for entry in journal.entries]
             expect(f"journal of {name}", found, (journal.processed, journal.last_seq, journal.closed, recorded))
-            expect(f"wakes of {name}", await self.provider.get_wakes(name, limit=MANY), journal.wakes)
+            expect(f"wakes of {name}", await journals_of(self.provider).get_wakes(name, limit=MANY), journal.wakes)
             expect(f"revisits of {name}", {one.key for one in work.revisits}, set(journal.revisits))
 
 

@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     TurnResult,
     WorkerIdentity,
 )
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import session_store
 from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable
@@ -125,7 +126,7 @@ class ChangesInputs(FaultyProvider):
     async def append_journal(
         self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
     ) -> Sequence[Appended]:
-        return await self.provider.append_journal([self.changed(one) for one in appends], notify=notify)
+        return await journals_of(self.provider).append_journal([self.changed(one) for one in appends], notify=notify)
 
     def changed(self, one: JournalAppend) -> JournalAppend:
         """The input, without a part of it."""
@@ -179,7 +180,9 @@ class TakesAnyWatermark(FaultyProvider):
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
         names = [write.session_id for turn in turns for write in turn.journals]
-        works = dict(zip(names, await self.provider.get_pending(names, limit=1), strict=True)) if names else {}
+        works = (
+            dict(zip(names, await journals_of(self.provider).get_pending(names, limit=1), strict=True)) if names else {}
+        )
         unfenced = [self._without_fence(turn, works) for turn in turns]
         return await super().commit_turn(identity, unfenced, timeouts, notify=notify)
 

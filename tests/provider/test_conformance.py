@@ -18,6 +18,7 @@ from psycopg import sql
 
 from affinity.audit.store.contract import AuditProvider
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import JournalProvider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
 from affinity.provider.sqlite import SqliteProvider
@@ -60,7 +61,7 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
-PROTOCOLS: Final = (Provider, AuditProvider, ScheduleProvider)
+PROTOCOLS: Final = (Provider, AuditProvider, JournalProvider, ScheduleProvider)
 """The verbs of the kernel, and of the guests."""
 
 

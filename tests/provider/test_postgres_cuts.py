@@ -21,6 +21,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import Hint, OrchestrationItem
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider, sweep
 from affinity_conformance.providers.builders import message_ids, turn
 from affinity_conformance.providers.conversation.driver import new_input
@@ -234,7 +235,7 @@ def verbs_with_hints(peer: Peer, at: OrchestrationItem) -> list[Callable[[], Awa
     """A hint follows each of them, twice, since it is prepared the first time."""
 
     async def append() -> None:
-        await peer.provider.append_journal([new_input()], notify={"a": Hint()})
+        await journals_of(peer.provider).append_journal([new_input()], notify={"a": Hint()})
 
     async def commit(event_count: int) -> None:
         step = turn(replace(at, event_count=event_count), consumed=message_ids(at))

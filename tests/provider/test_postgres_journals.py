@@ -35,6 +35,7 @@ from affinity.journal import (
 )
 from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.changes import _ChangeListener, notices_of
 from affinity.session import SessionState
@@ -131,26 +132,26 @@ async def test_statements_on_journals_read_what_they_need(
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
-        await provider.append_journal([said("s", "first"), said("t")])
+        await journals_of(provider).append_journal([said("s", "first"), said("t")])
         at = await take(peer, "s")
         crowd_tables(admin, crowd)
         crowd_journals(admin, crowd)
-        (before, _) = await provider.get_pending(["s", "t"], limit=10)
+        (before, _) = await journals_of(provider).get_pending(["s", "t"], limit=10)
         assert before is not None
         async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
             batch = [said("s", "a"), said("s", "first"), said("new"), said("s", "b", message=None)]
-            outcomes = [one.outcome for one in await check(partial(watched.append_journal, batch))]
+            outcomes = [one.outcome for one in await check(partial(journals_of(watched).append_journal, batch))]
             assert outcomes == ["appended", "repeated", "appended", "appended"]
             batch = [replace(said(each, "c"), start=None) for each in ("t", "new", "none")]
-            outcomes = [one.outcome for one in await check(partial(watched.append_journal, batch))]
+            outcomes = [one.outcome for one in await check(partial(journals_of(watched).append_journal, batch))]
             assert outcomes == ["appended", "appended", "unknown"]
-            (pending, *_) = await check(partial(watched.get_pending, ["s", "new", "none"], limit=10))
+            (pending, *_) = await check(partial(journals_of(watched).get_pending, ["s", "new", "none"], limit=10))
             assert pending is not None
             assert len(pending.inputs) == 3
             part = StreamPart(
                 session_id="s", journal_id=before.journal_id, wake_id="w", attempt=1, number=1, payload="1"
             )
-            await check(partial(watched.write_stream, [part, replace(part, number=2)]))
+            await check(partial(journals_of(watched).write_stream, [part, replace(part, number=2)]))
             await check_reads(watched, check, before.last_seq)
             write = JournalWrite(
                 session_id="s",
@@ -190,13 +191,13 @@ async def test_statements_on_journals_read_what_they_need(
             step = {"acks": [item.lock], "journals": [alone], "states": [state_write(item, base=1)]}
             assert (await check(partial(own.commit_one, at, **step))).committed
             answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)
-            assert (await check(partial(watched.append_journal, [answer])))[0].outcome == "appended"
-            await check(partial(watched.retract_stream, "s", before.journal_id, "w3", 1))
-            assert len(await check(partial(watched.get_pending, ["s", "other5"], limit=0))) == 2
-            assert await check(partial(watched.delete_journal, ["t", "none"])) == [True, False]
+            assert (await check(partial(journals_of(watched).append_journal, [answer])))[0].outcome == "appended"
+            await check(partial(journals_of(watched).retract_stream, "s", before.journal_id, "w3", 1))
+            assert len(await check(partial(journals_of(watched).get_pending, ["s", "other5"], limit=0))) == 2
+            assert await check(partial(journals_of(watched).delete_journal, ["t", "none"])) == [True, False]
             await provider.states.save(SessionState(session_id="new", state=b""))
             assert await check(partial(watched.states.delete, ["new"])) == ["new"]
-            assert await provider.get_pending(["new"], limit=1) == [None]
+            assert await journals_of(provider).get_pending(["new"], limit=1) == [None]
 
 
 @pytest.mark.slow
@@ -210,7 +211,7 @@ async def test_parked_items_are_found_by_their_key(
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
         await registered(provider, "other")
-        (first, _) = await provider.append_journal([said("s"), said("t")])
+        (first, _) = await journals_of(provider).append_journal([said("s"), said("t")])
         at = await take(peer, "s")
         crowd_tables(admin, crowd)
         crowd_journals(admin, crowd)
@@ -227,7 +228,9 @@ async def test_parked_items_are_found_by_their_key(
 
             assert await commit(0, 1, journals=[write]) == [True]
             plain, started = replace(said("s"), start=None), said("s")
-            assert [one.unparked for one in await check(partial(watched.append_journal, [plain]))] == [True]
+            assert [one.unparked for one in await check(partial(journals_of(watched).append_journal, [plain]))] == [
+                True
+            ]
             admin.execute(
                 "INSERT INTO sessions SELECT 's', 'a', %s, nextval('epochs'), clock() + '1 h', clock()",
                 [peer.identity.incarnation],
@@ -237,7 +240,7 @@ async def test_parked_items_are_found_by_their_key(
             assert (len(fetched.items), len(fetched.pending)) == (1, 1)
             assert await commit(1, 2) == [False]
             assert await commit(2, 3, journals=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
-            outcomes = await check(partial(watched.append_journal, [started, said("t"), plain]))
+            outcomes = await check(partial(journals_of(watched).append_journal, [started, said("t"), plain]))
             assert [one.unparked for one in outcomes] == [True, False, False]
             assert await commit(3, cancel_activities=[3]) == []
             assert await commit(4, update=InstanceUpdate(status="completed")) == []
@@ -256,7 +259,7 @@ async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
     """Statistics say that there are two journals: few enough to read all of them, but for deleted ones."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
-        (first, _) = await provider.append_journal([said("s"), said("t")])
+        (first, _) = await journals_of(provider).append_journal([said("s"), said("t")])
         at = await take(peer, "s")
         write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
         parked = replace(work_item(at, 1, "s"), parked=True)
@@ -268,11 +271,11 @@ async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
     admin.execute("ANALYZE")
     before = admin.execute(SCANS).fetchone()
     async with opened(postgres_migrated) as provider:
-        (again,) = await provider.append_journal([replace(said("s", "first"), start=None)])
+        (again,) = await journals_of(provider).append_journal([replace(said("s", "first"), start=None)])
         assert again.unparked
-        assert len(await provider.get_pending(["s", "t"], limit=10)) == 2
+        assert len(await journals_of(provider).get_pending(["s", "t"], limit=10)) == 2
         for query in (JournalQuery(session_id="s"), JournalQuery(session_id="s", stream=StreamCursor())):
-            assert len(await provider.read_journal([query, query])) == 2
+            assert len(await journals_of(provider).read_journal([query, query])) == 2
     await until(admin, ALL_GONE)  # an ending backend reports its scans
     assert admin.execute(SCANS).fetchone() == before
 
@@ -295,17 +298,22 @@ async def check_reads(watched: PostgresProvider, check: Any, last_seq: int) -> N
     ]
     for fields, found in cases:
         query = JournalQuery(session_id="s", **{"limit": 20, **fields})
-        (page,) = await check(partial(watched.read_journal, [query]))
+        (page,) = await check(partial(journals_of(watched).read_journal, [query]))
         assert len(page.entries) == found, fields
         assert len(page.stream) == (2 if "stream" in fields else 0)
     for newest_first in (False, True):
-        assert len(await check(partial(watched.get_wakes, "s", after=50, newest_first=newest_first, limit=20))) == 20
+        assert (
+            len(
+                await check(partial(journals_of(watched).get_wakes, "s", after=50, newest_first=newest_first, limit=20))
+            )
+            == 20
+        )
 
 
 async def check_replies(watched: PostgresProvider, check: Any, last: int) -> None:
     """Of inputs that a wake has processed, the last of them too, and of one that none has."""
     queries = [JournalQuery(session_id="s", reply_to=seq) for seq in (1, 50_000, last, last + 9)]
-    pages = await check(partial(watched.read_journal, queries))
+    pages = await check(partial(journals_of(watched).read_journal, queries))
     assert [page.wake and page.wake.seq for page in pages] == [*[last + 2] * 3, None]
 
 
@@ -336,7 +344,7 @@ async def test_a_page_of_journals_costs_the_same_among_many(
         about: Description = {"owner": "rare", "labels": {"team": "rare", "tier": "common"}}
         starts = [replace(start(f"rare{n}"), parent="rare", about=about) for n in range(5)]
         children = [said(f"rare{n}", start=each) for n, each in enumerate(starts)]
-        await provider.append_journal([said("s", closes=True), *children])
+        await journals_of(provider).append_journal([said("s", closes=True), *children])
         crowd_journals(admin, "mixed")
         for statement in (
             "UPDATE journals SET size = 300000 WHERE session_id = 's'",
@@ -355,8 +363,8 @@ async def test_a_page_of_journals_costs_the_same_among_many(
             admin.execute(statement)
         async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
             for fields in RARE:
-                assert await check(partial(watched.list_journals, JournalFilter(**fields), 10)), fields
-            prune = partial(watched.prune_journals, JournalRetention(age=1e6), limit=100)
+                assert await check(partial(journals_of(watched).list_journals, JournalFilter(**fields), 10)), fields
+            prune = partial(journals_of(watched).prune_journals, JournalRetention(age=1e6), limit=100)
             assert (await check(prune)).entries == (await check(prune)).entries == 100
             sized = [
                 JournalRetention(entries=5000),
@@ -364,7 +372,7 @@ async def test_a_page_of_journals_costs_the_same_among_many(
                 JournalRetention(age=1e9, entries=5000),
             ]
             for bounds in sized:
-                prune = partial(watched.prune_journals, bounds, limit=100)
+                prune = partial(journals_of(watched).prune_journals, bounds, limit=100)
                 assert (await check(prune)).entries == 100, bounds
 
 
@@ -377,7 +385,7 @@ async def test_a_page_of_requests_reads_no_other_journals(
     monkeypatch.setattr(listing, "REQUEST_WINDOW", 100)
     about: Description = {"owner": "rare", "labels": {"team": "rare"}}
     async with opened(postgres_migrated) as provider:
-        await provider.append_journal(
+        await journals_of(provider).append_journal(
             [said("s"), *(said(f"t{n}", start=replace(start("t"), about=about)) for n in "12")]
         )
         crowd_tables(admin, crowd)
@@ -398,9 +406,11 @@ async def test_a_page_of_requests_reads_no_other_journals(
                 ({"below": "t1"}, 5),
             ]
             for fields, number in cases:
-                page = await check(partial(watched.list_requests, RequestFilter(**fields), 20))
+                page = await check(partial(journals_of(watched).list_requests, RequestFilter(**fields), 20))
                 assert len(page.requests) == number, fields
-                rest = await check(partial(watched.list_requests, RequestFilter(**fields, after=page.after), 20))
+                rest = await check(
+                    partial(journals_of(watched).list_requests, RequestFilter(**fields, after=page.after), 20)
+                )
                 assert rest.requests == [] or {"session_ids", "below", "by_expiry"} & fields.keys() or not fields
 
 
@@ -413,7 +423,7 @@ async def test_an_append_and_a_commit_wait_for_each_other(
     """An input that comes while a wake commits gets the number behind its entries; no number is given twice."""
     async with opened(postgres_migrated) as provider, opened(postgres_migrated) as client:
         peer = await registered(provider)
-        (first,) = await client.append_journal([said("s")])
+        (first,) = await journals_of(client).append_journal([said("s")])
         at = await take(peer, "s")
         write = JournalWrite(
             session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w", entries=[answered("a", "w")]
@@ -423,11 +433,11 @@ async def test_an_append_and_a_commit_wait_for_each_other(
                 rival.execute("SELECT FROM journals WHERE session_id = 's' FOR UPDATE")
                 commit = asyncio.create_task(peer.commit_one(at, journals=[write]))
                 await until(admin, SOMEBODY_WAITS)
-                append = asyncio.create_task(client.append_journal([said("s", "e")]))
+                append = asyncio.create_task(journals_of(client).append_journal([said("s", "e")]))
                 await until(admin, SOMEBODY_WAITS.replace("> 0", "> 1"))
             assert (await commit).committed
             assert [(one.outcome, one.seq) for one in await append] == [("appended", 3)]
-        (page,) = await client.read_journal([JournalQuery(session_id="s")])
+        (page,) = await journals_of(client).read_journal([JournalQuery(session_id="s")])
         assert page is not None
         assert [(entry.seq, entry.is_input) for entry in page.entries] == [(1, True), (2, False), (3, True)]
 
@@ -441,7 +451,7 @@ async def test_a_fence_is_compared_with_the_row_that_was_waited_for(
     """A commit that waits for the journal's row is refused if the watermark has moved meanwhile, and so is an ack."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
-        (first,) = await provider.append_journal([said("s")])
+        (first,) = await journals_of(provider).append_journal([said("s")])
         at = await take(peer, "s")
         write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
         assert (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
@@ -459,7 +469,7 @@ async def test_a_fence_is_compared_with_the_row_that_was_waited_for(
                 acked = asyncio.ensure_future(provider.ack_work_item(peer.identity, [ack], TIMEOUTS))
                 await until(admin, SOMEBODY_WAITS)
             assert await acked == [False]
-        (page,) = await provider.read_journal([JournalQuery(session_id="s")])
+        (page,) = await journals_of(provider).read_journal([JournalQuery(session_id="s")])
         assert page is not None
         assert page.last_seq == 1
         assert await peer.ack(item) == [True]
@@ -469,7 +479,7 @@ async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migr
     """The second one has the former fence; it keeps its lock. Others of the batch are not affected."""
     async with opened(postgres_migrated) as provider:
         peer = await registered(provider)
-        (first, other) = await provider.append_journal([said("s"), said("t")])
+        (first, other) = await journals_of(provider).append_journal([said("s"), said("t")])
         at = await take(peer, "s")
         assert (await peer.commit_one(at, work_items=[work_item(at, n) for n in (1, 2, 3, 4)])).committed
         items = sorted(await peer.take(10), key=lambda item: item.lock.key)
@@ -485,7 +495,9 @@ async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migr
             for item, journal in zip(items, writes, strict=True)
         ]
         assert await provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False, True, True]
-        pages = await provider.read_journal([JournalQuery(session_id=name) for name in ("s", "t", "child")])
+        pages = await journals_of(provider).read_journal(
+            [JournalQuery(session_id=name) for name in ("s", "t", "child")]
+        )
         assert [[entry.payload for entry in page.entries] for page in pages if page] == [
             ['"hello"', '"first"'], ['"hello"', '"other"'], ['"hello"'],
         ]  # fmt: skip
@@ -495,8 +507,8 @@ async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migr
 async def test_retention_waits_for_no_other_transaction(postgres_migrated: str) -> None:
     """It takes journals in any order, so it leaves out one whose row is locked; the next call removes its entries."""
     async with opened(postgres_migrated) as provider:
-        await provider.append_journal([said("s"), said("t")])
-        prune = partial(provider.prune_journals, JournalRetention(entries=0), limit=10)
+        await journals_of(provider).append_journal([said("s"), said("t")])
+        prune = partial(journals_of(provider).prune_journals, JournalRetention(entries=0), limit=10)
         with administrator(postgres_migrated) as rival:
             rival.execute("UPDATE journals SET processed = last_seq")
             with rival.transaction():
@@ -514,11 +526,11 @@ async def test_batches_in_different_orders_do_not_block_each_other(postgres_migr
 
         async def send(provider: PostgresProvider, batch: list[str]) -> None:
             for _ in range(10):
-                found = await provider.append_journal([said(name) for name in batch])
+                found = await journals_of(provider).append_journal([said(name) for name in batch])
                 assert {each.outcome for each in found} == {"appended"}
 
         await asyncio.gather(*(send(each, batch) for each, batch in zip((one, two, three), batches, strict=True)))
-        pages = await one.read_journal([JournalQuery(session_id=name) for name in names])
+        pages = await journals_of(one).read_journal([JournalQuery(session_id=name) for name in names])
         assert [page.last_seq for page in pages if page] == [30] * 30
 
 
@@ -529,7 +541,7 @@ async def test_a_wake_that_creates_a_child_and_a_sender_to_both_do_not_block_eac
     """Journals that are there are locked before instances are created: the sender has created nothing when it waits."""
     async with opened(postgres_migrated) as provider, opened(postgres_migrated) as client:
         peer = await registered(provider)
-        (first,) = await client.append_journal([said("s")])
+        (first,) = await journals_of(client).append_journal([said("s")])
         at = await take(peer, "s")
         to_child = said("child", start=replace(start("child"), parent="s"), sender="s")
         write = JournalWrite(
@@ -541,11 +553,11 @@ async def test_a_wake_that_creates_a_child_and_a_sender_to_both_do_not_block_eac
                 rival.execute("SELECT FROM journals WHERE session_id = 's' FOR UPDATE")
                 wake = asyncio.ensure_future(_acked(peer, item, write) if item else _committed(peer, at, write))
                 await until(admin, SOMEBODY_WAITS)
-                append = asyncio.ensure_future(client.append_journal([said("child"), said("s")]))
+                append = asyncio.ensure_future(journals_of(client).append_journal([said("child"), said("s")]))
                 await until(admin, SOMEBODY_WAITS.replace("> 0", "> 1"))
             assert await wake
             assert [one.outcome for one in await append] == ["appended", "appended"]
-        pages = await client.read_journal([JournalQuery(session_id=name) for name in ("s", "child")])
+        pages = await journals_of(client).read_journal([JournalQuery(session_id=name) for name in ("s", "child")])
         assert [page.last_seq for page in pages if page] == [2, 2]
 
 
@@ -557,7 +569,7 @@ async def test_acks_of_wakes_that_append_to_each_other_do_not_block_each_other(
         peer = await registered(one)
         beside = replace(peer, provider=two)
         names = {"s": ("t",), "t": ("r", "s")}
-        found = await one.append_journal([said(name) for name in ("r", *names)])
+        found = await journals_of(one).append_journal([said(name) for name in ("r", *names)])
         writes = [
             JournalWrite(
                 session_id=name,
@@ -577,7 +589,7 @@ async def test_acks_of_wakes_that_append_to_each_other_do_not_block_each_other(
                 await until(admin, SOMEBODY_WAITS)
                 assert await _acked(peer, items[0], writes[0])
             assert await second
-        pages = await one.read_journal([JournalQuery(session_id=name) for name in "rst"])
+        pages = await journals_of(one).read_journal([JournalQuery(session_id=name) for name in "rst"])
         assert [page.last_seq for page in pages if page] == [2, 2, 2]
 
 
@@ -617,7 +629,7 @@ async def test_journals_are_watched_on_the_connection_of_the_calls(
         async with client.watch_changes() as watch:
             async with client.watch_changes() as second:
                 await other.notify_changes(many)
-                assert await client.append_journal([said("s")])
+                assert await journals_of(client).append_journal([said("s")])
                 for each in (watch, second):
                     assert set(await each.wait(PATIENCE) or ()) | set(await each.wait(0.5) or ()) == many
             assert await watch.wait(0.01) is None
@@ -625,7 +637,7 @@ async def test_journals_are_watched_on_the_connection_of_the_calls(
             assert set(await watch.wait(PATIENCE) or ()) == {"s"}
             count = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'affinity watcher%'"
             assert admin.execute(count).fetchone() == (1,)
-        assert await client.get_pending(["s"], limit=1)
+        assert await journals_of(client).get_pending(["s"], limit=1)
         async with client.watch_changes() as watch:
             waiting = asyncio.create_task(watch.wait(PATIENCE))
             await asyncio.sleep(0)
@@ -676,7 +688,7 @@ async def test_a_notice_says_whether_it_is_of_inputs_only(
 async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, admin: psycopg.Connection[Any]) -> None:
     """Not the state of a wake, or a part of one, that commits while the fork is made."""
     async with opened(postgres_migrated) as provider:
-        (first,) = await provider.append_journal([said("s")])
+        (first,) = await journals_of(provider).append_journal([said("s")])
         admin.execute(
             "INSERT INTO session_states (session_id, state, encoding, schema_version, kind, labels, participants,"
             " version, created_at, updated_at) VALUES ('s', 'old', 'json', 1, 'chat', '{}', '[]', 1, clock(), clock())"
@@ -697,13 +709,13 @@ async def test_a_fork_has_the_state_of_its_last_entry(postgres_migrated: str, ad
                     "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at)"
                     " VALUES ('fork', '', '', 1, clock(), clock())"
                 )
-                fork = asyncio.create_task(provider.create_journals([creation]))
+                fork = asyncio.create_task(journals_of(provider).create_journals([creation]))
                 await until(admin, SOMEBODY_WAITS)
                 admin.execute("UPDATE session_states SET state = 'new', version = 2")
                 admin.execute("UPDATE journals SET processed = 1, last_seq = 2 WHERE session_id = 's'")
             (result,) = await fork
         assert (result.outcome, result.last_seq) == ("created", 1)
         assert admin.execute("SELECT state FROM session_states WHERE session_id = 'fork'").fetchall() == [(b"old",)]
-        (work,) = await provider.get_pending(["fork"], limit=10)
+        (work,) = await journals_of(provider).get_pending(["fork"], limit=10)
         assert work is not None
         assert [each.seq for each in work.inputs] == [1]  # nor has it processed the input

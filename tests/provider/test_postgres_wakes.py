@@ -23,6 +23,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.records import ActivityRun
@@ -398,7 +399,7 @@ async def test_an_append_alone_is_as_one_of_a_batch(
         fields = {"event_id": "e", "start": None, **APPENDS[case]}
         beside = [] if name == "1st-s" else [new_input("other", start=None)]
         calls.clear()
-        outcome, *_ = await provider.append_journal([new_input(name, **fields), *beside])
+        outcome, *_ = await journals_of(provider).append_journal([new_input(name, **fields), *beside])
         compared = [False] * (case == "repeated")  # with the event that was appended before
         assert ["append_input" in call for call in calls] == [name == "1st-s", *compared]
         outcomes.append(outcome._replace(journal_id=0))
@@ -416,18 +417,18 @@ async def test_an_append_alone_is_as_one_of_a_batch(
 
 async def test_an_append_alone_to_a_fork_knows_the_events_of_its_base(provider: PostgresProvider) -> None:
     """One that the base has is repeated; another one is appended."""
-    (first,) = await provider.append_journal([new_input("base", event_id="first")])
+    (first,) = await journals_of(provider).append_journal([new_input("base", event_id="first")])
     base = JournalRange(first.journal_id, 1)
     fork = JournalCreation(
         session_id="fork", kind=KIND, start=new_start("fork"), lineage="fork", operator="fork", base=base
     )
-    assert [each.outcome for each in await provider.create_journals([fork])] == ["created"]
+    assert [each.outcome for each in await journals_of(provider).create_journals([fork])] == ["created"]
     peer = await registered(provider)
     owner = await ConversationOwner.of(peer, "fork")
     item = replace(work_item(owner.at, 1, "fork"), parked=True)
     assert (await owner.commit(await owner.new_write(), work_items=[item])).placed[0].parked
     for event_id, expected in (("first", ("repeated", 1, False)), ("second", ("appended", 2, True))):
-        (found,) = await provider.append_journal([new_input("fork", event_id=event_id, start=None)])
+        (found,) = await journals_of(provider).append_journal([new_input("fork", event_id=event_id, start=None)])
         assert (found.outcome, found.seq, found.unparked) == expected
 
 

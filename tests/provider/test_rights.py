@@ -50,6 +50,7 @@ from affinity.provider.contract import (
     Reset,
     WorkerIdentity,
 )
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.parts import Rights
@@ -328,13 +329,13 @@ async def test_a_client_writes_no_state(url: str, admin: psycopg.Connection[Any]
                 connection.execute(f"SELECT {function}(%s)", [json.dumps(creation_document(creation))])
     async with aclosing(await open_provider(as_role(url, CLIENT), as_client=True)) as client:
         with pytest.raises(AccessDenied, match="--grant-worker"):
-            await client.create_journals([creation])
+            await journals_of(client).create_journals([creation])
         with pytest.raises(AccessDenied, match="--grant-worker"):  # with words of the agent
-            await client.create_journals([creation_of("plain", lineage="import")])
-        assert (await client.create_journals([_plain("plain")]))[0].outcome == "created"
+            await journals_of(client).create_journals([creation_of("plain", lineage="import")])
+        assert (await journals_of(client).create_journals([_plain("plain")]))[0].outcome == "created"
     assert admin.execute("SELECT session_id FROM session_states").fetchall() == []
     async with aclosing(await open_provider(as_role(url, WORKER))) as worker:
-        assert (await worker.create_journals([creation]))[0].outcome == "created"
+        assert (await journals_of(worker).create_journals([creation]))[0].outcome == "created"
     assert admin.execute("SELECT session_id FROM session_states").fetchall() == [("j",)]
 
 

@@ -14,6 +14,7 @@ from typing import Any, LiteralString
 import anyio
 import pytest
 
+from affinity.conversation.store.sqlite import requests
 from affinity.errors import ConnectionLost, Contention, Duplicate, ReadOnly, SchemaMismatch
 from affinity.provider import sqlite as package
 from affinity.provider.contract import (
@@ -30,7 +31,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.history import read_whole_history
-from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances, open_requests
+from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
@@ -284,7 +285,7 @@ def statements() -> list[Any]:
         if name not in RARE | IN_PARTS and file != "open_requests"
     ]
     inbox = [
-        pytest.param(with_parts(open_requests.LIST, frozenset({part})), id=f"open_requests:{part}")
+        pytest.param(with_parts(requests.LIST, frozenset({part})), id=f"open_requests:{part}")
         for part in ("all", "some", "below")
     ]
     return [*whole, *inbox] + [

@@ -17,8 +17,9 @@ from typing import Final, LiteralString
 import anyio
 import pytest
 
+from affinity.conversation.store.sqlite import requests
 from affinity.journal import Answer, NewRequest, RequestFilter, StreamCursor
-from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin, open_requests
+from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.statements import with_parts
 from affinity_conformance.providers.builders import message_ids
@@ -198,14 +199,14 @@ async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statem
 @pytest.mark.parametrize(
     ("sql", "part", "reads"),
     [
-        (open_requests.BY_EXPIRY, "all", ["SCAN r USING INDEX journal_requests_by_expiry"]),
+        (requests.BY_EXPIRY, "all", ["SCAN r USING INDEX journal_requests_by_expiry"]),
         (
-            open_requests.LIST,
+            requests.LIST,
             "all",
             ["SEARCH r USING INDEX journal_requests_by_creation ((created_at,journal_id)>(?,?))"],
         ),
         (
-            open_requests.LIST,
+            requests.LIST,
             "some",
             [
                 "SCAN a VIRTUAL TABLE INDEX 1:",
@@ -255,5 +256,5 @@ async def test_a_page_of_requests_has_a_mark_while_none_comes_or_goes(tmp_path: 
         await owner.commit_wake(requests=[NewRequest(request_id="r", kind="confirm", payload="1")])
         assert len({empty, first, (await page())[1]}) == 3
         with closing(sqlite3.connect(path)) as connection:
-            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {open_requests.MARK}")]
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {requests.MARK}")]
         assert plan == ["SCAN journal_requests USING COVERING INDEX journal_requests_by_creation"]

@@ -18,6 +18,7 @@ from affinity.journal import JournalWrite, PendingWork
 from affinity.orchestration.engine import Step
 from affinity.orchestration.events import ActivityCompleted, Event
 from affinity.provider.contract import Token, WorkKey, WorkLock
+from affinity.provider.journal_contract import journals_of
 from affinity.session import SessionMetadata, SessionState, StateWrite
 from affinity.testing import Env
 from affinity.testing.env.workers import EnvWorker
@@ -133,7 +134,8 @@ async def test_a_worker_that_has_ended_repeats_no_read() -> None:
     async with Env(app) as env:
         worker = env._workers[0]
         assert isinstance(worker, EnvWorker)
-        worker.runtime.services.provider.get_pending = refusing(reads)  # type: ignore[method-assign, assignment]
+        journals = journals_of(worker.runtime.services.provider)
+        journals.get_pending = refusing(reads)  # type: ignore[method-assign, assignment]
         talk = env.client.conversation(chats, "ann")
         await talk.send(UserMessage("hello"))
         while not reads.calls:

@@ -12,6 +12,7 @@ from affinity import App, Client, OrchestrationContext, RuntimeOptions, Start, W
 from affinity.errors import InvalidInput, UnknownInstance
 from affinity.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
 from affinity.provider import open_provider
+from affinity.provider.journal_contract import journals_of
 from affinity.worker import maintenance
 from tests.support.waiting import started, until
 from tests.support.worker_processes import open_workers
@@ -77,10 +78,10 @@ async def test_a_worker_removes_old_entries_of_journals(
     start = JournalStart(name="elsewhere", start="start", generation="b")
     append = JournalAppend(session_id="s", kind="chat", entry=note, message=None, start=start)
     async with aclosing(await open_provider(kept_url)) as provider:
-        await provider.append_journal([append] * 5)
+        await journals_of(provider).append_journal([append] * 5)
 
         async def entries() -> int:
-            (page,) = await provider.read_journal([JournalQuery(session_id="s")])
+            (page,) = await journals_of(provider).read_journal([JournalQuery(session_id="s")])
             assert page is not None
             return len(page.entries)
 

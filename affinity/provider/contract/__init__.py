@@ -7,12 +7,12 @@ A provider stores opaque payloads and knows nothing of orchestrations or replay.
 ``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and
 ``timeline``, and promises what the conformance suite (`affinity_conformance.providers`) asserts, no more and no less.
 
-`Provider` is four protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py), `JournalProvider`
-(journal_side.py) and `AdministrationProvider` (administration.py); what they have in common is `ProviderConnection`
-(connection.py). The records that they take and return are in modules by subject: workers, hints, work_items, sessions,
-instances, turns, retention, management. Import all of them from this package; records of journals are in
-`affinity.journal`. The tables and verbs of guests, such as `affinity.schedules.store.contract.ScheduleProvider`, are
-theirs: see `affinity.provider.parts`.
+`Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
+`AdministrationProvider` (administration.py); what they have in common is `ProviderConnection` (connection.py). The
+records that they take and return are in modules by subject: workers, hints, work_items, sessions, instances, turns,
+retention, management. Import all of them from this package; records of journals are in `affinity.journal`. The tables
+and verbs of guests, such as `affinity.schedules.store.contract.ScheduleProvider`, are theirs: see
+`affinity.provider.parts`.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -129,7 +129,6 @@ from affinity.provider.contract.instances import (
     Resumption,
     Suspension,
 )
-from affinity.provider.contract.journal_side import JournalProvider
 from affinity.provider.contract.management import (
     EVENT_HEAD,
     NO_QUOTAS,
@@ -248,7 +247,6 @@ __all__ = [
     "InstanceStatus",
     "InstanceUpdate",
     "Interfaces",
-    "JournalProvider",
     "KeyState",
     "MessageKey",
     "MessageReply",
@@ -312,8 +310,8 @@ __all__ = [
 ]
 
 
-class Provider(WorkerProvider, ClientProvider, JournalProvider, AdministrationProvider, Protocol):
-    """A database in which workers and clients meet: all verbs of the four sides."""
+class Provider(WorkerProvider, ClientProvider, AdministrationProvider, Protocol):
+    """A database in which workers and clients meet: all verbs of the three sides."""
 
 
 show_all_in_help(globals())

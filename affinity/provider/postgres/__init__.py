@@ -29,8 +29,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     journals            journals: append, what a wake has to do, read
     journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
-    streams             journals: provisional parts
-    open_requests       journals: requests that wait for an answer, of all of them
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process

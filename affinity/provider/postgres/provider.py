@@ -12,13 +12,9 @@ from affinity.provider.postgres import (
     changes,
     fetching,
     instances,
-    journal_admin,
-    journals,
-    lineage,
     management,
     messages,
     moves,
-    open_requests,
     orchestrations,
     planned_moves,
     quotas,
@@ -29,7 +25,6 @@ from affinity.provider.postgres import (
     resources,
     retention,
     sessions,
-    streams,
     suspension,
     turns,
     waits,
@@ -273,24 +268,11 @@ class PostgresProvider(Database):
     find_unused_resources: Final = resources.find_unused_resources
     remove_resources: Final = resources.remove_resources
 
-    # -- journals
+    # -- activities that wait
 
-    append_journal: Final = acts("journal", journals.append_journal)
-    get_pending: Final = journals.get_pending
-    read_journal: Final = journals.read_journal
-    get_wakes: Final = journals.get_wakes
-    write_stream: Final = streams.write_stream
-    create_journals: Final = acts("journal", lineage.create_journals)
-    get_lineage: Final = lineage.get_lineage
-    retract_stream: Final = streams.retract_stream
     begin_wait: Final = activity_waits.begin_wait
     end_wait: Final = activity_waits.end_wait
     get_waits: Final = activity_waits.get_waits
-    list_journals: Final = journal_admin.list_journals
-    describe_journal: Final = acts("journal", journal_admin.describe_journal)
-    list_requests: Final = open_requests.list_requests
-    delete_journal: Final = acts("journal", journal_admin.delete_journal)
-    prune_journals: Final = acts("", journal_admin.prune_journals)
 
 
 def _parts() -> Iterable[PostgresPart]:

@@ -31,8 +31,6 @@ file beside it:
     journals            journals: append, what a wake has to do, read
     journal_admin       journals: list, requests, revisits, delete, prune
     journal_writes      journals: what a commit or an ack adds
-    streams             journals: provisional parts
-    open_requests       journals: requests that wait for an answer, of all of them
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
@@ -44,6 +42,7 @@ file beside it:
 
 Files that only this engine has:
 
+    streams             journals: provisional parts
     journal_rows        journals: their heads, the numbers of their entries
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go

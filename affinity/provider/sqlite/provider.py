@@ -14,15 +14,6 @@ import anyio.to_thread
 
 from affinity.actions import ActionCall, actors_on, targets_of
 from affinity.errors import ConnectionLost, DatabaseChanged
-from affinity.journal import (
-    Appended,
-    JournalAppend,
-    JournalFilter,
-    JournalInfo,
-    JournalPruning,
-    JournalRetention,
-    StreamPart,
-)
 from affinity.provider.contract import (
     NO_RETENTION,
     ChangeWatch,
@@ -38,22 +29,17 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerLease,
 )
-from affinity.provider.listing import list_portions
+from affinity.provider.journal_contract import journals_of
 from affinity.provider.parts import composed
-from affinity.provider.repeats import refuse_other_events
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     activity_waits,
     changes,
     fetching,
     hints,
-    journal_admin,
-    journals,
-    lineage,
     management,
     moves,
     old_data,
-    open_requests,
     orchestrations,
     planned_moves,
     quotas,
@@ -62,7 +48,6 @@ from affinity.provider.sqlite import (
     replies,
     resources,
     sessions,
-    streams,
     suspension,
     waits,
     work_items,
@@ -73,7 +58,7 @@ from affinity.provider.sqlite import reset as resetting
 from affinity.provider.sqlite import retention as pruning
 from affinity.provider.sqlite import sweep as sweeping
 from affinity.provider.sqlite.actions import run_action
-from affinity.provider.sqlite.driver.clock import Clock, instant
+from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import MAX_WAIT, Database, connect
 from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.driver.transaction import Tx
@@ -259,7 +244,7 @@ class SqliteProvider:
         done = await self._write(partial(sweep, interval=interval))
         if not done.swept or retention == NO_RETENTION:
             return done
-        access = old_data.Access(self._write, self._read, self.prune_journals)
+        access = old_data.Access(self._write, self._read, journals_of(self).prune_journals)
         old = await old_data.remove_old(access, retention)
         return replace(done, **{**old, "backlog": done.backlog or bool(old["backlog"])})
 
@@ -344,59 +329,11 @@ class SqliteProvider:
     find_unused_resources: Final = reads(resources.find_others)
     remove_resources: Final = writes(resources.remove)
 
-    # -- journals
-
-    async def append_journal(
-        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
-    ) -> Sequence[Appended]:
-        appended = await self._act("append_journal", "journal", journals.append, appends)
-        await self.notify_workers(notify or {})
-        return await refuse_other_events(self.read_journal, appends, appended)
-
-    get_pending: Final = reads(journals.get_pending)
-    read_journal: Final = reads(journals.read)
-    get_wakes: Final = reads(journals.get_wakes)
-
-    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
-        lost = await self._writer.call(Database.write_unsynced, streams.write, parts)
-        await self.notify_changes({part.session_id for part in parts}, minor=True)
-        return lost
-
-    create_journals: Final = acts("create_journals", "journal", lineage.create)
-    get_lineage: Final = reads(lineage.get)
-
-    async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
-        await self._write(streams.retract, session_id, journal_id, wake_id, attempt)
-        await self.notify_changes([session_id])
+    # -- activities that wait
 
     begin_wait: Final = writes(activity_waits.begin)
     end_wait: Final = writes(activity_waits.end)
     get_waits: Final = reads(activity_waits.read)
-
-    _read_journals: Final = reads(journal_admin.list_journals)
-
-    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        return await list_portions(self._read_journals, where, limit, instant)
-
-    list_requests: Final = reads(open_requests.list_requests)
-    describe_journal: Final = acts("describe_journal", "journal", journal_admin.describe_journal)
-    delete_journal: Final = acts("delete_journal", "journal", journal_admin.delete_journals)
-
-    async def prune_journals(
-        self,
-        retention: JournalRetention,
-        *,
-        limit: int,
-        after: int = 0,
-        dry_run: bool = False,
-        everything: bool = False,
-    ) -> JournalPruning:
-        """Prune journals. Looks for them without the lock that writers need."""
-        find = partial(journal_admin.find_prunable, each=None if dry_run else 1, everything=everything or dry_run)
-        found = await self._read(find, retention, after)
-        if dry_run or not (found.entries or found.abandoned):
-            return JournalPruning(entries=sum(found.entries.values()), after=found.after)
-        return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)
 
     # -- how
 

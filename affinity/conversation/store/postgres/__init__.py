@@ -1,13 +1,36 @@
-"""Conversations on PostgreSQL."""
+"""Conversations on PostgreSQL. Files with the same name do the same in `affinity.conversation.store.sqlite`.
+
+The files:
+
+    requests            requests that wait for an answer, of all journals
+    streams             provisional parts
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from affinity.conversation.store.postgres import requests, streams
+from affinity.provider.postgres import journal_admin, journals, lineage
+from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
 
 PART: Final = PostgresPart(
-    verbs={},
+    verbs={
+        "append_journal": acts("journal", journals.append_journal),
+        "get_pending": journals.get_pending,
+        "read_journal": journals.read_journal,
+        "get_wakes": journals.get_wakes,
+        "write_stream": streams.write_stream,
+        "retract_stream": streams.retract_stream,
+        "create_journals": acts("journal", lineage.create_journals),
+        "get_lineage": lineage.get_lineage,
+        "list_journals": journal_admin.list_journals,
+        "list_requests": requests.list_requests,
+        "describe_journal": acts("journal", journal_admin.describe_journal),
+        "delete_journal": acts("journal", journal_admin.delete_journal),
+        "prune_journals": acts("", journal_admin.prune_journals),
+    },
     rights=(
         Rights(
             "TABLE",

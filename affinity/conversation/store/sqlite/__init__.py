@@ -1,13 +1,37 @@
-"""Conversations on SQLite."""
+"""Conversations on SQLite. Files with the same name do the same in `affinity.conversation.store.postgres`.
+
+    requests            requests that wait for an answer, of all journals
+
+Files that only this engine has:
+
+    verbs               verbs of several calls
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from affinity.conversation.store.sqlite import requests, verbs
+from affinity.provider.sqlite import journal_admin, journals, lineage
 from affinity.provider.sqlite.parts import SqlitePart
+from affinity.provider.sqlite.verbs import acts, reads
 
 PART: Final = SqlitePart(
-    verbs={},
+    verbs={
+        "append_journal": verbs.append_journal,
+        "get_pending": reads(journals.get_pending),
+        "read_journal": verbs.read_journal,
+        "get_wakes": reads(journals.get_wakes),
+        "write_stream": verbs.write_stream,
+        "retract_stream": verbs.retract_stream,
+        "create_journals": acts("create_journals", "journal", lineage.create),
+        "get_lineage": reads(lineage.get),
+        "list_journals": verbs.list_journals,
+        "list_requests": reads(requests.list_requests),
+        "describe_journal": acts("describe_journal", "journal", journal_admin.describe_journal),
+        "delete_journal": acts("delete_journal", "journal", journal_admin.delete_journals),
+        "prune_journals": verbs.prune_journals,
+    },
     awaits="""EXISTS (SELECT 1 FROM journals AS j
         WHERE j.journal_id = w.target_id AND j.session_id = w.awaited AND j.processed < w.seq)""",
 )

@@ -14,11 +14,12 @@ from affinity.audit.store.contract import audit_of
 from affinity.errors import ProviderError, QuotaExceeded
 from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
 from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
+from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.audit.fault_verbs import acting, entries_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import new_instance, state
 from affinity_conformance.providers.cluster import Cluster
-from affinity_conformance.providers.conversation.driver import journals, new_input
+from affinity_conformance.providers.conversation.driver import new_input
 
 
 class AuditRules(Rules):
@@ -71,7 +72,7 @@ class AuditRules(Rules):
         appends = [new_input(name, event_id=f"e-{name}") for name in ("c", "d", "e", "f")]
         for _ in range(2):
             with stated_together([[], [bob], [ann], [ann]]):
-                await journals(provider).append_journal(appends)
+                await journals_of(provider).append_journal(appends)
         found = [
             (entry.user, entry.action, entry.target, entry.outcome, entry.succeeded)
             for entry in await audit_of(provider).list_audit(AuditFilter(), 100)
@@ -96,7 +97,7 @@ class AuditRules(Rules):
             await provider.list_workers()
             await provider.prune_instances(frozenset({"completed"}), 0.0, dry_run=True)
             await provider.states.delete(["s"], dry_run=True)
-            await journals(provider).read_journal([])
+            await journals_of(provider).read_journal([])
         assert await audit_of(provider).list_audit(AuditFilter(), 100) == []
 
     @pytest.mark.parametrize("is_refused", [False, True])

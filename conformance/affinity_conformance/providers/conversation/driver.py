@@ -28,7 +28,7 @@ from affinity.journal import (
     WakeEnd,
 )
 from affinity.provider.contract import OrchestrationItem, Provider, TurnResult
-from affinity.provider.contract.journal_side import JournalProvider
+from affinity.provider.journal_contract import JournalProvider, journals_of
 from affinity_conformance.providers.builders import ORCHESTRATION, message_ids
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.peer import Peer
@@ -36,11 +36,6 @@ from affinity_conformance.providers.peer import Peer
 KIND: Final = "chat"
 FROM_START: Final = StreamCursor()
 MANY: Final = 1_000
-
-
-def journals(provider: Provider) -> JournalProvider:
-    """The verbs on journals."""
-    return provider
 
 
 def new_start(session_id: str = "s", **fields: Any) -> JournalStart:
@@ -79,7 +74,7 @@ class Conversation:
 
     def __init__(self, provider: Provider, session_id: str = "s") -> None:
         self.provider = provider
-        self.journals: JournalProvider = journals(provider)
+        self.journals: JournalProvider = journals_of(provider)
         self.session_id = session_id
 
     @classmethod

@@ -20,13 +20,13 @@ from affinity.journal import (
     StreamCursor,
 )
 from affinity.provider.contract import Provider
+from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.builders import payloads
 from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,
     creation_of,
-    journals,
     new_input,
     output,
 )
@@ -54,7 +54,7 @@ async def append_journal(fixtures: FaultFixtures) -> Attempt:
         assert payloads(await fixtures.taken(name)) == ["start", "[1]"]
         await _remove(fixtures, name)
 
-    attempt = Attempt(lambda: journals(fixtures.provider).append_journal([new_input(name, event_id="e")]), check)
+    attempt = Attempt(lambda: journals_of(fixtures.provider).append_journal([new_input(name, event_id="e")]), check)
     return attempt
 
 
@@ -66,7 +66,7 @@ async def write_stream(fixtures: FaultFixtures) -> Attempt:
         assert await talk.streamed() == ["w2.1.1", "w2.1.2"]
         await _remove(fixtures, talk.session_id)
 
-    return returns([], lambda: journals(fixtures.provider).write_stream(parts), then)
+    return returns([], lambda: journals_of(fixtures.provider).write_stream(parts), then)
 
 
 async def retract_stream(fixtures: FaultFixtures) -> Attempt:
@@ -80,7 +80,7 @@ async def retract_stream(fixtures: FaultFixtures) -> Attempt:
         await _remove(fixtures, talk.session_id)
 
     return returns(
-        None, lambda: journals(fixtures.provider).retract_stream(talk.session_id, part.journal_id, "w2", 1), then
+        None, lambda: journals_of(fixtures.provider).retract_stream(talk.session_id, part.journal_id, "w2", 1), then
     )
 
 
@@ -91,7 +91,7 @@ async def delete_journal(fixtures: FaultFixtures) -> Attempt:
         assert await talk.journals.get_pending([talk.session_id], limit=1) == [None]
         await fixtures.remove(talk.session_id)
 
-    return once([True], [False], lambda: journals(fixtures.provider).delete_journal([talk.session_id]), then)
+    return once([True], [False], lambda: journals_of(fixtures.provider).delete_journal([talk.session_id]), then)
 
 
 async def prune_journals(fixtures: FaultFixtures) -> Attempt:
@@ -104,7 +104,7 @@ async def prune_journals(fixtures: FaultFixtures) -> Attempt:
 
     keep = JournalRetention(entries=1)
     done, nothing = (JournalPruning(entries=entries, after=None) for entries in (2, 0))
-    return once(done, nothing, lambda: journals(fixtures.provider).prune_journals(keep, limit=10), then)
+    return once(done, nothing, lambda: journals_of(fixtures.provider).prune_journals(keep, limit=10), then)
 
 
 async def create_journals(fixtures: FaultFixtures) -> Attempt:
@@ -120,7 +120,7 @@ async def create_journals(fixtures: FaultFixtures) -> Attempt:
         for name in (creation.session_id, talk.session_id):
             await _remove(fixtures, name)
 
-    attempt = Attempt(lambda: journals(fixtures.provider).create_journals([creation]), check)
+    attempt = Attempt(lambda: journals_of(fixtures.provider).create_journals([creation]), check)
     return attempt
 
 
@@ -133,7 +133,7 @@ async def describe_journal(fixtures: FaultFixtures) -> Attempt:
         await _remove(fixtures, talk.session_id)
 
     changes: Description = {"title": "now", "owner": "ann"}
-    return returns(True, lambda: journals(fixtures.provider).describe_journal(talk.session_id, KIND, changes), then)
+    return returns(True, lambda: journals_of(fixtures.provider).describe_journal(talk.session_id, KIND, changes), then)
 
 
 class JournalWriteOnce:
@@ -190,18 +190,18 @@ async def _conversation(fixtures: FaultFixtures) -> Conversation:
 async def _remove(fixtures: FaultFixtures, name: str) -> None:
     """Remove a conversation, so that no later attempt meets it."""
     await fixtures.remove(name)
-    await journals(fixtures.clean.provider).delete_journal([name])
+    await journals_of(fixtures.clean.provider).delete_journal([name])
 
 
 _READS: Final[dict[str, Callable[[Provider, str], Awaitable[Any]]]] = {
-    "get_pending": lambda provider, name: journals(provider).get_pending([name, "none"], limit=1),
-    "read_journal": lambda provider, name: journals(provider).read_journal(
+    "get_pending": lambda provider, name: journals_of(provider).get_pending([name, "none"], limit=1),
+    "read_journal": lambda provider, name: journals_of(provider).read_journal(
         [JournalQuery(session_id=name, stream=StreamCursor(), newest_first=True)]
     ),
-    "get_wakes": lambda provider, name: journals(provider).get_wakes(name, limit=10),
-    "list_journals": lambda provider, _: journals(provider).list_journals(JournalFilter(), 10),
-    "list_requests": lambda provider, _: journals(provider).list_requests(RequestFilter(), 10),
-    "get_lineage": lambda provider, name: journals(provider).get_lineage(name),
+    "get_wakes": lambda provider, name: journals_of(provider).get_wakes(name, limit=10),
+    "list_journals": lambda provider, _: journals_of(provider).list_journals(JournalFilter(), 10),
+    "list_requests": lambda provider, _: journals_of(provider).list_requests(RequestFilter(), 10),
+    "get_lineage": lambda provider, name: journals_of(provider).get_lineage(name),
 }
 
 
@@ -225,7 +225,7 @@ _WRITES: Final = (append_journal, create_journals, write_stream, retract_stream,
 
 
 async def _rows(provider: Provider) -> object:
-    return await journals(provider).list_journals(JournalFilter(), 1000)
+    return await journals_of(provider).list_journals(JournalFilter(), 1000)
 
 
 JOURNALS: Final = FaultPart(

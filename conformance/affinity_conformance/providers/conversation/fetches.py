@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from affinity.journal import JournalRange, NewRequest, NewRevisit, Step
+from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import work_item
 from affinity_conformance.providers.cluster import Cluster
@@ -46,7 +47,7 @@ class JournalFetchRules(Rules):
 
     async def test_a_fetch_marks_a_pending_input_that_a_merge_has_copied(self, cluster: Cluster) -> None:
         """It is what `get_pending` gives (contract: WorkFetch.pending)."""
-        journals = Journals((await cluster.enqueuer()).provider)
+        journals = Journals(journals_of((await cluster.enqueuer()).provider))
         processed = await ConversationOwner.begin(cluster, "left")
         await processed.commit_wake()
         left = (await processed.conversation.pending()).journal_id

@@ -8,6 +8,7 @@ from typing import Any
 from affinity.journal import Answer, JournalAppend, NewEntry
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
+from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import ORCHESTRATION, message_ids, new_instance, payloads
 from affinity_conformance.providers.cluster import Cluster, concurrently
@@ -15,7 +16,6 @@ from affinity_conformance.providers.conversation.driver import (
     KIND,
     Conversation,
     ConversationOwner,
-    journals,
     new_input,
     new_start,
     output,
@@ -458,5 +458,5 @@ class JournalRules(Rules):
         talk = await Conversation.open(cluster)
         await talk.append()
         note = JournalAppend(session_id="s", kind=KIND, entry=output(wake_id="w"), message=None)
-        assert (await journals(talk.provider).append_journal([note]))[0].seq == 2
+        assert (await journals_of(talk.provider).append_journal([note]))[0].seq == 2
         assert [entry.seq for entry in (await talk.pending()).inputs] == [1]

@@ -23,7 +23,7 @@ from affinity.journal import (
     NewRequest,
 )
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
-from affinity.provider.contract.journal_side import JournalProvider
+from affinity.provider.journal_contract import JournalProvider, journals_of
 from affinity.records import DurableResource, ResourceStore
 from affinity.session import RecordTimes
 from affinity_conformance.providers.base import Rules
@@ -96,7 +96,7 @@ class LineageRules(Rules):
     @pytest.fixture
     async def journals(self, cluster: Cluster) -> Journals:
         """The journals of the test's database."""
-        return Journals((await cluster.enqueuer()).provider)
+        return Journals(journals_of((await cluster.enqueuer()).provider))
 
     async def test_a_fork_continues_its_base(self, journals: Journals) -> None:
         """A fork has the entries of its base up to a number, under their numbers, and its own behind them; neither sees

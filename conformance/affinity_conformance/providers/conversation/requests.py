@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from affinity.journal import Answer, Appended, NewRequest, NewRevisit
+from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import count_rows, new_instance
 from affinity_conformance.providers.cluster import Cluster, concurrently
@@ -72,7 +73,7 @@ class JournalRequestRules(Rules):
         assert before["messages"] == 1
         assert (await answer(Conversation(provider))).outcome == "not_pending"
         assert await count_rows(provider) == before
-        assert await provider.get_pending(["s"], limit=1) == [None]
+        assert await journals_of(provider).get_pending(["s"], limit=1) == [None]
 
     async def test_of_concurrent_answers_one_is_taken(self, cluster: Cluster) -> None:
         """One is appended, the others are refused, in one batch too (contract: Answer)."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from affinity.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
+from affinity.provider.journal_contract import journals_of
 from affinity.session import StateWrite
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import (
@@ -407,7 +408,7 @@ class JournalWriteRules(Rules):
         provider, journal_id = owner.peer.provider, (await owner.conversation.page()).journal_id
         await owner.commit_wake(appends=[new_input("child", start=new_start("child", parent="s"), sender="s")])
         filters = [JournalFilter(parent="s", parent_journal=parent) for parent in (journal_id, journal_id + 1)]
-        found = [[row.session_id for row in await provider.list_journals(where, 10)] for where in filters]
+        found = [[row.session_id for row in await journals_of(provider).list_journals(where, 10)] for where in filters]
         assert found == [["child"], []]
 
     async def test_an_ack_brings_back_what_is_refused(self, cluster: Cluster) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from affinity.journal import (
     Appended,
@@ -27,6 +27,7 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import Hint
+from affinity.provider.parts import check_part
 
 
 class JournalProvider(ProviderConnection, Protocol):
@@ -154,3 +155,13 @@ class JournalProvider(ProviderConnection, Protocol):
         ``limit`` does not count.
         """
         ...
+
+
+def journals_of(provider: ProviderConnection) -> JournalProvider:
+    """Return the provider as one that keeps journals.
+
+    Raises:
+        InvalidOptions: it keeps none.
+    """
+    check_part(provider, JournalProvider)
+    return cast(JournalProvider, provider)

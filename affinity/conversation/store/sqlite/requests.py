@@ -12,7 +12,7 @@ from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements, with_parts
 
-_SQL: Final = load_statements(__package__, "open_requests.sql")
+_SQL: Final = load_statements(__package__, "requests.sql")
 LIST: Final = _SQL["list"]
 BY_EXPIRY: Final = (
     LIST.replace("r.created_at, r", "ifnull(r.expires_at, 253370764800.0), r")

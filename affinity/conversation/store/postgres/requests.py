@@ -13,7 +13,7 @@ from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.statements import load_statements, with_parts
 
-LIST: Final = load_statements(__package__, "open_requests.sql")["list"]
+LIST: Final = load_statements(__package__, "requests.sql")["list"]
 
 _EXPIRY: Final = "coalesce({}.expires_at, '9999-01-01 00:00:00+00')"
 BY_EXPIRY: Final = (
