@@ -131,9 +131,16 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The slow tests, which README's command leaves out, but those of the browser and of the night."""
+    """The slow tests, which README's command leaves out, but those of `older`, of the browser and of the night."""
     install(session, "test-all")
-    session.run("python", "-m", "pytest", "-m", "slow and not (browser or nightly)", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "slow and not (browser or nightly or older)", *session.posargs)
+
+
+@nox.session
+def older(session: nox.Session) -> None:
+    """The conformance suite on the older PostgreSQL: in a workflow, and not in .ci/run."""
+    install(session, "test-all")
+    session.run("python", "-m", "pytest", "-m", "older", *session.posargs)
 
 
 @nox.session

@@ -135,6 +135,8 @@ def is_written(line: str) -> bool:
     """Whether a call of a logger can write the line: its text and, where something is inserted, text of the code."""
     whole = line.removesuffix("…").rstrip(" ,;:")
     for template in log_lines():
+        if not is_beginning(template.partition("%")[0], whole):
+            continue
         beginnings = range(len(template) + 1) if whole != line else [len(template)]
         for end in beginnings:
             pieces = re.split(r"%[.\d]*[a-z]", template[:end].rstrip(" ,;:"))
@@ -142,6 +144,11 @@ def is_written(line: str) -> bool:
             if found and all(is_code(words) for text in found.groups() for words in re.split(r"\b[A-Z]\b|…", text)):
                 return True
     return False
+
+
+def is_beginning(text: str, line: str) -> bool:
+    """Whether one of them begins with the other, but for punctuation at the end of the text."""
+    return line.startswith(text.rstrip(" ,;:")) or text.startswith(line)
 
 
 def is_code(words: str) -> bool:

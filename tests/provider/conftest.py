@@ -15,6 +15,7 @@ from tests.provider.postgres_stage import administrator
 from tests.provider.roles import CLIENT, READER, SCALER, WORKER
 
 _LONG: Final = ("test_every_verb_survives[", "test_three_thousand_ancestors[")
+_ALL_VERBS: Final = "test_every_verb_"
 _OLDER: Final = re.compile(r"\[.*\bold\b")
 _SLOWER: Final = {"test_postgres_connections.py", "test_postgres_cuts.py", "test_lost_tail.py"}
 """Files whose tests on the older PostgreSQL are slow too."""
@@ -40,7 +41,8 @@ def admin(postgres_migrated: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """The conformance suite and some files on the older PostgreSQL, and on both what takes seconds there and not on
-    SQLite: the newer one, and the faults on SQLite, are part of each run.
+    SQLite: the newer one, and the faults on SQLite, are part of each run. The suite on the older one is a session of
+    its own, but for the tests of all verbs.
     """
     for item in items:
         suite, slower = "TestPostgres" in item.nodeid, item.path.name in _SLOWER
@@ -48,3 +50,5 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
             if item.name.startswith(_LONG):
                 item.add_marker(pytest.mark.nightly)
+            elif suite and not item.name.startswith(_ALL_VERBS):
+                item.add_marker(pytest.mark.older)
