@@ -58,6 +58,7 @@ NOT_PUBLIC: Final = {
     "RegisteredCalls": "of a constructor that only `Client` calls",
     "CallOptions": "the keyword arguments of a call",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
+    "ConversationCalls": "the part of Client for conversations",
     "ConversationConditions": "the keyword arguments of a call",
     "ConversationKind": "of a constructor that only `Conversations` calls",
     "Endings": "of a constructor that only wakes call",
@@ -93,6 +94,7 @@ NOT_PUBLIC: Final = {
     "StateSchema": "of a constructor that only `Sessions` calls",
     "TickOptions": "keyword arguments of a call",
     "UnitOfWork": "of a constructor that only `Sessions` calls",
+    "WaitNotes": "the notes of waits in a worker's database, for clients",
     "WakeParts": "of a constructor that only workers call",
 }
 """Types of affinity in public signatures that no application names, and why."""

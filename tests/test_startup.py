@@ -39,7 +39,7 @@ def test_an_import_of_affinity_is_light() -> None:
     ("names", "without"),
     [
         ("App, OrchestrationContext, ActivityContext", {*DATABASES, "prometheus_client", "affinity.client"}),
-        ("Client", {*DATABASES, "prometheus_client", "affinity.worker", "affinity.conversation"}),
+        ("Client", {*DATABASES, "prometheus_client", "affinity.worker", "affinity.conversation.handle"}),
         ("Conversations, Client", {*DATABASES, "prometheus_client", "affinity.worker.worker"}),
         ("Worker", {*DATABASES, "click", "affinity.conversation"}),
     ],

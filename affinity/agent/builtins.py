@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from pydantic_core import from_json
 
 from affinity.agent.tools import BUILT_IN_NAMES, Tool, tool
-from affinity.client import ConversationInfo
+from affinity.conversation import ConversationInfo
 from affinity.conversation.events import JournalEntry, OutcomeStatus, OutcomeUpdated, UserMessage
 from affinity.conversation.wake import Delegate, Wake
 from affinity.errors import InvalidInput

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import click
 
-import affinity.conversation  # noqa: F401 -- adds the reasons of conversations
 from affinity.cli.output import printable, relative, table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Instance, UnservedWork

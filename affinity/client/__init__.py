@@ -5,11 +5,6 @@ from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInst
 from affinity.client.client import Handle as Handle
 from affinity.client.client import KernelClient as KernelClient
 from affinity.client.client import open_store as open_store
-from affinity.client.conversations import Connectable as Connectable
-from affinity.client.conversations import ConversationInfo as ConversationInfo
-from affinity.client.inbox import PendingRequest as PendingRequest
-from affinity.client.inbox import RequestChange as RequestChange
-from affinity.client.inbox import RequestFeed as RequestFeed
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, StartOutcome
 from affinity.client.requests import Start as Start

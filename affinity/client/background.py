@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, cast
 
 import anyio
 
@@ -18,9 +18,10 @@ from affinity.actions import ACTORS
 from affinity.async_block import AsyncBlock
 from affinity.batching import batches
 from affinity.client.calls import retry, unknown_instance
-from affinity.client.journals import Journals
+from affinity.client.changes import Changes, ChangeScope
+from affinity.client.parts import ClientPart, ClientServices
 from affinity.client.replies import Replies
-from affinity.errors import ClientError, ProviderError
+from affinity.errors import ClientError, InvalidOptions, ProviderError
 from affinity.limits import check_id
 from affinity.provider import open_provider
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
@@ -37,6 +38,8 @@ LONGEST_DELAY: Final = 0.25
 GROWTH: Final = 1.5
 EARLY: Final = 0.25
 """Share of its delay by which a poll may come early, so that many instances are polled together."""
+
+P = TypeVar("P", bound=ClientPart)
 
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
@@ -170,11 +173,15 @@ def _unwrap(outcome: InstanceInfo | Exception | None) -> InstanceInfo:
     raise outcome if outcome is not None else AssertionError("a watch ended without an outcome")
 
 
-async def _run(parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+async def _run(works: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     ACTORS.set(())  # an actor who opens the client does not make the calls of others
     async with anyio.create_task_group() as tasks:
-        for work in parts:
+        for work in works:
             tasks.start_soon(work)
+
+
+def _parts_of(client: type) -> list[type[ClientPart]]:
+    return [vars(base)["_PART"] for base in client.__mro__ if "_PART" in vars(base)]
 
 
 class ClientBase(AsyncBlock):
@@ -200,11 +207,14 @@ class ClientBase(AsyncBlock):
                 stack.push_async_callback(self._opened.aclose)
             self._hints = HintSender(self._opened)
             self._waiters = Waiters(partial(_look_up, self._opened))
-            self._opened_journals = Journals(self._opened, self._hints)
+            self._changes = Changes(self._opened.watch_changes)
+            services = ClientServices(provider=self._opened, hints=self._hints, changes=self._changes)
+            self._parts = {kind: kind(services) for kind in _parts_of(type(self)) if kind.is_wanted(self._opened)}
             self._replies = Replies(self._opened, self._hints)
             stack.push_async_callback(self._hints.flush)
-            parts = (self._hints.run, self._waiters.run, self._opened_journals.run, self._replies.run)
-            background = BackgroundTask(partial(_run, parts))  # without the client, which may be dropped open
+            works = [part.run for part in (self._hints, self._waiters, self._changes, self._replies)]
+            works += [part.run for part in self._parts.values()]
+            background = BackgroundTask(partial(_run, works))  # without the client, which may be dropped open
             stack.push_async_callback(background.join)
             stack.callback(background.cancel)
             self._stack = stack.pop_all()
@@ -246,28 +256,40 @@ class ClientBase(AsyncBlock):
     def _database(self) -> str:
         return self._open_provider.database
 
-    @property
-    def journals(self) -> Journals:
-        """The journals of this database, for the layers above: see `affinity.conversation`."""
+    def _changes_of(self, session_id: str) -> ChangeScope:
+        """Return the changes of a session from now on; see `Changes.of`."""
         _ = self._open_provider  # raises when the client is not open
-        return self._opened_journals
+        return self._changes.of(session_id)
+
+    def _part(self, kind: type[P]) -> P:
+        """Return the part of a guest.
+
+        Raises:
+            ClientError: the client is not open.
+            InvalidOptions: its provider lacks the verbs of the guest.
+        """
+        _ = self._open_provider
+        found = self._parts.get(kind)
+        if found is None:
+            raise InvalidOptions(f"the provider of this database lacks the verbs that {kind.__name__} need")
+        return cast(P, found)
 
     # -- for `affinity.testing.Env`, whose clock jumps only while this client waits
 
     @property
     def _awaited(self) -> list[str]:
-        """The instances and conversations that are waited for."""
-        return [*self._waiters.awaited, *self._opened_journals.awaited]
+        """The instances and sessions that are waited for."""
+        return [*self._waiters.awaited, *self._changes.awaited]
 
     def _look_now(self) -> None:
         """Have all waits look now."""
         self._waiters.look_now()
-        self._opened_journals.look_now()
+        self._changes.notify({})
 
     def _fail_waits(self, error: Exception) -> None:
         """End all waits with this error."""
         self._waiters.fail(error)
-        self._opened_journals.fail_waits(error)
+        self._changes.fail(error)
 
     async def _look_up(self, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
         return await _look_up(self._provider, instance_ids)

@@ -37,6 +37,7 @@ ALL: Final = ""
 """In place of a session's id: all sessions."""
 
 Watch = Callable[[], AbstractAsyncContextManager[ChangeWatch]]
+Listener = Callable[[Mapping[str, bool]], None]
 
 
 class Change:
@@ -128,18 +129,21 @@ class Changes:
 
     Args:
         watch: subscribes to hints.
-        on_hint: called with each hint.
     """
 
-    def __init__(self, watch: Watch, on_hint: Callable[[Mapping[str, bool]], None] = lambda _: None) -> None:
+    def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._on_hint = on_hint
+        self._listeners: list[Listener] = []
         self._loop = asyncio.get_running_loop()
         self._changes: dict[str, set[Change]] = {}
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()  # the subscription is open, or could not be opened
         self._closed = False
         self._next_poll = 0.0
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` with each hint, before the waits are notified."""
+        self._listeners.append(listener)
 
     def of(self, session_id: str, *, only_major: bool = False) -> ChangeScope:
         """Changes of a session from now on, for one ``async with``, whose beginning raises `ClientError` when the
@@ -248,7 +252,8 @@ class Changes:
                 return
             changed = await watch.wait(max(0.0, self._next_poll - now) if self._changes else SAFETY_SECONDS)
             if changed is not None:
-                self._on_hint(changed)
+                for listener in self._listeners:
+                    listener(changed)
                 self.notify(changed)
             self._poll(asyncio.get_running_loop().time())
 

@@ -20,8 +20,6 @@ from affinity.client.activities import Activity
 from affinity.client.administration import Administration
 from affinity.client.background import IsAwaited, has_ended
 from affinity.client.calls import check_delivery, check_timeout, retry, retry_on, unknown_instance
-from affinity.client.conversations import Connectable, ConversationCalls
-from affinity.client.inbox import RequestCalls
 from affinity.client.registered import RegisteredCalls
 from affinity.client.requests import (
     IfEnded,
@@ -81,7 +79,7 @@ class StartOptions(TypedDict, total=False):
     force: bool
 
 
-class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCalls):
+class KernelClient(Administration, RegisteredCalls):
     """The calls of the kernel; `affinity.Client` has those of the guests too."""
 
     def __init__(self, url: str) -> None:
@@ -338,7 +336,7 @@ class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCa
             message = new_event(ExternalEvent(instance_id, event, idempotency_key=key), asked=True)
             if not force:
                 await self._check_events([ExternalEvent(instance_id, event)])
-            async with self.journals.changes(instance_id) as change:
+            async with self._changes_of(instance_id) as change:
                 reply = None
                 while reply is None:
                     timeline = self._replies.timeline
@@ -476,7 +474,7 @@ class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCa
         with anyio.move_on_after(timeout):
             if is_awaited is not has_ended:
                 return await self._waiters.until(instance_id, is_awaited)
-            async with NotedWait(self.journals.database, instance_id) as noted:
+            async with NotedWait(self._database, instance_id) as noted:
                 return await noted.over(lambda: self._waiters.until(instance_id, is_awaited))
         message = f"instance {instance_id!r} {otherwise} within {timeout:g} s"
         try:
@@ -488,21 +486,6 @@ class KernelClient(Administration, RegisteredCalls, ConversationCalls, RequestCa
         if not is_awaited(info):
             raise await self._wait_timeout(instance_id, message)
         return info
-
-    # -- conversations
-
-    def conversation(self, conversations: Connectable[KernelClient, T], conversation_id: str) -> T:
-        """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
-
-        Raises:
-            InvalidId: the id is refused.
-            InvalidOptions: ``conversations`` defines none, such as the name of a kind.
-        """
-        if not hasattr(conversations, "connect"):
-            raise errors.InvalidOptions(
-                f"{conversations!r:.80} defines no conversations: give the affinity.Conversations object of the kind"
-            )
-        return conversations.connect(self, check_id(conversation_id, "conversation id"))
 
     # -- session state
 

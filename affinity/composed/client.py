@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from affinity.audit.client import AuditCalls
-from affinity.client.client import KernelClient
+from affinity.conversation.client import ConversationCalls
 from affinity.schedules.client import ScheduleCalls
 
 
-class Client(KernelClient, AuditCalls, ScheduleCalls):
+class Client(ConversationCalls, AuditCalls, ScheduleCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::

@@ -1,6 +1,7 @@
 """Conversations: sessions with a journal of events, and a handler that a *wake* runs for new events.
 
 ==============  ========================================================================================
+client, inbox   the calls of `affinity.Client`, on the journals of its database (`journals`)
 events          the typed events, and the entries of a journal as readers see them
 kinds           a kind of conversations: names, bounds, and the messages to their instances
 stream          provisional output of a wake
@@ -16,63 +17,74 @@ kept_state      the state in the attempts of a wake: each change counts once
 ==============  ========================================================================================
 """
 
-import affinity.conversation.reasons  # noqa: F401 -- adds them
-from affinity.client import Connectable, ConversationInfo, PendingRequest, RequestChange, RequestFeed
-from affinity.conversation.conversations import Conversations as Conversations
-from affinity.conversation.endings import RunningCode
-from affinity.conversation.events import (
-    AgentMessage,
-    AnswerEvent,
-    CallEnded,
-    CallStarted,
-    ChildDelegated,
-    ChildEnded,
-    ChildOutcome,
-    ConfirmationAnswer,
-    Content,
-    ContextSummary,
-    ConversationIdle,
-    ConversationStatusChanged,
-    CustomToolResult,
-    CustomToolUse,
-    DeadLetters,
-    DefineOutcome,
-    JournalEntry,
-    JournalEvent,
-    OutcomeStatus,
-    OutcomeUpdated,
-    RequestEvent,
-    RequestExpired,
-    RevisitDue,
-    RunEnded,
-    RunStarted,
-    SpanCompleted,
-    SpanError,
-    SpanStarted,
-    StopReason,
-    ToolConfirmation,
-    ToolResult,
-    ToolUse,
-    UnknownEvent,
-    UserInterrupt,
-    UserMessage,
-    kind_of,
-    text_of,
-)
-from affinity.conversation.follow import EventFeed, FeedItem
-from affinity.conversation.handle import ConversationHandle as ConversationHandle
-from affinity.conversation.kinds import ConversationLimits as ConversationLimits
-from affinity.conversation.lineage import Ancestor
-from affinity.conversation.reply import Reply
-from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
-from affinity.conversation.sections import Section
-from affinity.conversation.stream import Retracted, Streamed, StreamItem, Streams, StreamWriter, ToolEnded, ToolStarted
-from affinity.conversation.trace import TRACE_KINDS
-from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
-from affinity.conversation.wake import Delegate
-from affinity.conversation.wake import Wake as Wake
-from affinity.field_words import show_all_in_help
-from affinity.journal import ConversationStatus
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from affinity.conversation.client import Connectable, ConversationInfo
+    from affinity.conversation.conversations import Conversations as Conversations
+    from affinity.conversation.endings import RunningCode
+    from affinity.conversation.events import (
+        AgentMessage,
+        AnswerEvent,
+        CallEnded,
+        CallStarted,
+        ChildDelegated,
+        ChildEnded,
+        ChildOutcome,
+        ConfirmationAnswer,
+        Content,
+        ContextSummary,
+        ConversationIdle,
+        ConversationStatusChanged,
+        CustomToolResult,
+        CustomToolUse,
+        DeadLetters,
+        DefineOutcome,
+        JournalEntry,
+        JournalEvent,
+        OutcomeStatus,
+        OutcomeUpdated,
+        RequestEvent,
+        RequestExpired,
+        RevisitDue,
+        RunEnded,
+        RunStarted,
+        SpanCompleted,
+        SpanError,
+        SpanStarted,
+        StopReason,
+        ToolConfirmation,
+        ToolResult,
+        ToolUse,
+        UnknownEvent,
+        UserInterrupt,
+        UserMessage,
+        kind_of,
+        text_of,
+    )
+    from affinity.conversation.follow import EventFeed, FeedItem
+    from affinity.conversation.handle import ConversationHandle as ConversationHandle
+    from affinity.conversation.inbox import PendingRequest, RequestChange, RequestFeed
+    from affinity.conversation.kinds import ConversationLimits as ConversationLimits
+    from affinity.conversation.lineage import Ancestor
+    from affinity.conversation.reply import Reply
+    from affinity.conversation.reply_stream import Heartbeat, ReplyItem, ReplyStream
+    from affinity.conversation.sections import Section
+    from affinity.conversation.stream import (
+        Retracted,
+        Streamed,
+        StreamItem,
+        Streams,
+        StreamWriter,
+        ToolEnded,
+        ToolStarted,
+    )
+    from affinity.conversation.trace import TRACE_KINDS
+    from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
+    from affinity.conversation.wake import Delegate
+    from affinity.conversation.wake import Wake as Wake
+    from affinity.journal import ConversationStatus
 
 # A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [
@@ -142,5 +154,98 @@ __all__ = [
     "text_of",
 ]
 
+_PLACES: typing.Final[typing.Mapping[str, tuple[str, ...]]] = {
+    "client": ("Connectable", "ConversationInfo", "ConversationStatus"),
+    "conversations": ("Conversations",),
+    "endings": ("RunningCode",),
+    "events": (
+        "AgentMessage",
+        "AnswerEvent",
+        "CallEnded",
+        "CallStarted",
+        "ChildDelegated",
+        "ChildEnded",
+        "ChildOutcome",
+        "ConfirmationAnswer",
+        "Content",
+        "ContextSummary",
+        "ConversationIdle",
+        "ConversationStatusChanged",
+        "CustomToolResult",
+        "CustomToolUse",
+        "DeadLetters",
+        "DefineOutcome",
+        "JournalEntry",
+        "JournalEvent",
+        "OutcomeStatus",
+        "OutcomeUpdated",
+        "RequestEvent",
+        "RequestExpired",
+        "RevisitDue",
+        "RunEnded",
+        "RunStarted",
+        "SpanCompleted",
+        "SpanError",
+        "SpanStarted",
+        "StopReason",
+        "ToolConfirmation",
+        "ToolResult",
+        "ToolUse",
+        "UnknownEvent",
+        "UserInterrupt",
+        "UserMessage",
+        "kind_of",
+        "text_of",
+    ),
+    "follow": (
+        "EventFeed",
+        "FeedItem",
+    ),
+    "handle": ("ConversationHandle",),
+    "inbox": (
+        "PendingRequest",
+        "RequestChange",
+        "RequestFeed",
+    ),
+    "kinds": ("ConversationLimits",),
+    "lineage": ("Ancestor",),
+    "reply": ("Reply",),
+    "reply_stream": (
+        "Heartbeat",
+        "ReplyItem",
+        "ReplyStream",
+    ),
+    "sections": ("Section",),
+    "stream": (
+        "Retracted",
+        "StreamItem",
+        "StreamWriter",
+        "Streamed",
+        "Streams",
+        "ToolEnded",
+        "ToolStarted",
+    ),
+    "trace": ("TRACE_KINDS",),
+    "views": (
+        "DeadLetter",
+        "EndedWake",
+        "PendingRevisit",
+    ),
+    "wake": (
+        "Delegate",
+        "Wake",
+    ),
+}
+"""Modules of this package, with the names that are imported from them when they are used."""
 
-show_all_in_help(globals())
+if not typing.TYPE_CHECKING:  # else type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a name when it is first used: a client imports no handler."""
+        place = next((module for module, names in _PLACES.items() if name in names), None)
+        if place is None:
+            raise AttributeError(f"module 'affinity.conversation' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"affinity.conversation.{place}"), name)
+        if isinstance(value, type):
+            importlib.import_module("affinity.field_words").show_in_help(value)
+        return value

@@ -1,4 +1,4 @@
-"""The client's calls for conversations. What they are is in `affinity.conversation`, a layer above."""
+"""Conversations, as clients use them: their part of `affinity.Client`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import field, replace
 from datetime import datetime
 from typing import Protocol, TypedDict, TypeVar, Unpack
 
+import affinity.conversation.reasons  # noqa: F401 -- adds them to `affinity.explain`
 from affinity.actions import action
-from affinity.client.background import ClientBase
 from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.conditions import conditions_of
-from affinity.errors import InvalidInput, UnknownConversation
+from affinity.conversation.inbox import RequestCalls
+from affinity.errors import InvalidInput, InvalidOptions, UnknownConversation
 from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
 from affinity.limits import MAX_QUOTA, check_age, check_id, check_integer
 from affinity.paging import Page, Pages, next_cursor, read_cursor
 from affinity.records import copied, frozen
 
+T = TypeVar("T")
 ClientType_contra = TypeVar("ClientType_contra", contravariant=True)
 HandleType_co = TypeVar("HandleType_co", covariant=True)
 
@@ -25,7 +27,7 @@ class Connectable(Protocol[ClientType_contra, HandleType_co]):
     """A kind of conversations, such as `affinity.Conversations`."""
 
     def connect(self, client: ClientType_contra, conversation_id: str) -> HandleType_co:
-        """The handle of a conversation."""
+        """Return the handle of a conversation."""
         ...
 
 
@@ -78,14 +80,27 @@ class ConversationConditions(TypedDict, total=False):
     """With a status or such a time, it looks at about so many of the newest ones, and leaves out others."""
 
 
-class ConversationCalls(ClientBase):
-    """Listings of conversations, and their retention."""
+class ConversationCalls(RequestCalls):
+    """The part of `affinity.Client` for conversations."""
 
-    async def get_conversation(self, conversation_id: str) -> ConversationInfo:
-        """One conversation.
+    def conversation(self, conversations: Connectable[ConversationCalls, T], conversation_id: str) -> T:
+        """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
 
         Raises:
-            UnknownConversation: there is none.
+            InvalidId: the id is refused.
+            InvalidOptions: ``conversations`` defines none, such as the name of a kind.
+        """
+        if not hasattr(conversations, "connect"):
+            raise InvalidOptions(
+                f"{conversations!r:.80} defines no conversations: give the affinity.Conversations object of the kind"
+            )
+        return conversations.connect(self, check_id(conversation_id, "conversation id"))
+
+    async def get_conversation(self, conversation_id: str) -> ConversationInfo:
+        """Return one conversation.
+
+        Raises:
+            UnknownConversation: it does not exist.
         """
         rows = await self.journals.list(JournalFilter(session_id=check_id(conversation_id, "conversation id")), 1)
         if not rows:
@@ -96,7 +111,7 @@ class ConversationCalls(ClientBase):
         """List conversations, newest first.
 
         Args:
-            where: conditions; see `affinity.client.conversations.ConversationConditions`.
+            where: conditions; see `affinity.conversation.client.ConversationConditions`.
 
         Raises:
             InvalidInput: a condition or a status that does not exist, or a text that no store can keep.
@@ -162,5 +177,5 @@ class ConversationCalls(ClientBase):
 
 
 def info_of(row: JournalInfo) -> ConversationInfo:
-    """A row as a view."""
+    """Return a row as a view."""
     return copied(ConversationInfo, row, conversation_id=row.session_id, terminated=row.closed)

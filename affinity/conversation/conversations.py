@@ -10,11 +10,11 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from pydantic_core import to_json
 
-from affinity.client import KernelClient, PendingRequest
-from affinity.client.conversations import ConversationConditions
+from affinity.conversation.client import ConversationCalls, ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
+from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
@@ -200,7 +200,7 @@ class Conversations(Sessions[S]):
                 type(returned).__name__,
             )
 
-    def connect(self, client: KernelClient, conversation_id: str) -> ConversationHandle:
+    def connect(self, client: ConversationCalls, conversation_id: str) -> ConversationHandle:
         """The handle of a conversation; see `Client.conversation`."""
         return ConversationHandle(client, self.spec, conversation_id, self)
 
@@ -219,7 +219,7 @@ class Conversations(Sessions[S]):
 
         Args:
             event: as for `ConversationHandle.send`; no answer, and no interrupt.
-            where: conditions; see `affinity.client.conversations.ConversationConditions`.
+            where: conditions; see `affinity.conversation.client.ConversationConditions`.
 
         Raises:
             InvalidInput: the event or a condition is refused.

@@ -17,7 +17,6 @@ from pydantic_core import from_json
 from affinity import errors
 from affinity.async_block import ClosedBlock
 from affinity.client.changes import ChangeScope
-from affinity.client.journals import Journals
 from affinity.conversation.events import (
     ConversationIdle,
     ConversationStatusChanged,
@@ -27,6 +26,7 @@ from affinity.conversation.events import (
     SpanStarted,
     kind_of,
 )
+from affinity.conversation.journals import Journals
 from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolStarted, read_part
 from affinity.errors import EntriesRemoved, UnknownConversation
 from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor

@@ -11,11 +11,11 @@ import anyio
 
 from affinity import errors
 from affinity.actions import action
-from affinity.client import PendingRequest
 from affinity.client.calls import check_timeout
 from affinity.conversation.dead_letters import dead_letters
 from affinity.conversation.events import ConversationStatusChanged, JournalEvent
 from affinity.conversation.follow import EntryNumber, JournalIdentity, has_ended
+from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.kinds import RESUME_MESSAGE, terminate_message
 from affinity.conversation.reading import check_seq
 from affinity.conversation.replies import ReplyCalls

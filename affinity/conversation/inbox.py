@@ -14,10 +14,9 @@ from typing import Any, Final, Generic, Literal, TypeAlias, TypedDict, TypeVar, 
 import anyio
 
 from affinity.async_block import ClosedBlock
-from affinity.client.background import ClientBase
 from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.conditions import conditions_of
-from affinity.client.journals import Journals
+from affinity.conversation.journals import JournalCalls, Journals
 from affinity.errors import ClientError
 from affinity.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.limits import MAX_BATCH
@@ -77,8 +76,8 @@ class RequestConditions(TypedDict, total=False):
     """
 
 
-class RequestCalls(ClientBase):
-    """What waits for a person, over all conversations."""
+class RequestCalls(JournalCalls):
+    """The part of `affinity.Client` for requests of all conversations."""
 
     def requests(
         self, *, by_expiry: bool = False, **where: Unpack[RequestConditions]
@@ -87,7 +86,7 @@ class RequestCalls(ClientBase):
 
         Args:
             by_expiry: first the requests that expire first, last those that do not expire.
-            where: conditions; see `affinity.client.inbox.RequestConditions`.
+            where: conditions; see `affinity.conversation.inbox.RequestConditions`.
 
         Raises:
             InvalidInput: a condition that does not exist, kinds that are no texts, or a text that no store can keep.

@@ -10,18 +10,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
-import anyio
 from cachetools import LRUCache
 
 from affinity import journal as j
+from affinity.client import KernelClient
 from affinity.client.calls import client_batcher, retry_on
-from affinity.client.changes import AllChanges, Changes, ChangeScope
+from affinity.client.changes import AllChanges, ChangeScope
+from affinity.client.parts import ClientPart, ClientServices
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
-from affinity.provider.contract import Hint, ProviderConnection
+from affinity.provider.contract import Hint, Provider
 from affinity.provider.hint_sender import HintSender
 from affinity.provider.journal_contract import JournalProvider
+from affinity.provider.parts import missing_verbs
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 
@@ -43,28 +45,33 @@ class _KnownJournal:
     is_quiet: bool = False  # a wake has written since the last append: the next one is probably parked
 
 
-class Journals:
+class Journals(ClientPart):
     """Appends to journals and reads them, for one client. For the event loop on which it is made.
 
     An id that no store can keep is refused with `InvalidId`.
     """
 
-    def __init__(self, provider: ProviderConnection, hints: HintSender) -> None:
-        self._provider = cast(JournalProvider, provider)
-        self._hints = hints
+    def __init__(self, services: ClientServices) -> None:
+        self._provider = cast(JournalProvider, services.provider)  # see `is_wanted`
+        self._hints = services.hints
         self._retry = partial(retry_on, asyncio.get_running_loop(), "client")
         self._appends = client_batcher(self._append, _size_of_append)
         self._reads = client_batcher(self._provider.read_journal)
-        self._changes = Changes(provider.watch_changes, self._on_hint)
+        self._changes = services.changes
+        self._changes.listen(self._on_hint)
         self._known = LRUCache[str, _KnownJournal](KNOWN)
         self._event_ids = map((secrets.token_hex(8) + "-{:x}").format, count())
-        self._notices = HintSender(provider, delay=NOTIFY_SECONDS)
+        self._notices = HintSender(services.provider, delay=NOTIFY_SECONDS)
+
+    @classmethod
+    def is_wanted(cls, provider: Provider) -> bool:
+        """Whether the provider keeps journals."""
+        return not missing_verbs(provider, JournalProvider)
 
     async def run(self) -> None:
-        """Do the work until cancelled."""
-        async with self._appends, self._reads, anyio.create_task_group() as tasks:
-            for work in (self._changes.run, self._notices.run):
-                tasks.start_soon(work)
+        """Send appends, reads and notices until cancelled."""
+        async with self._appends, self._reads:
+            await self._notices.run()
 
     @property
     def timeline(self) -> str:
@@ -105,19 +112,6 @@ class Journals:
     async def all_changes(self) -> AllChanges:
         """Waits for changes of all journals from now on; see `Changes.of_all`."""
         return await self._changes.of_all()
-
-    @property
-    def awaited(self) -> list[str]:
-        """The sessions whose journals are waited for."""
-        return self._changes.awaited
-
-    def look_now(self) -> None:
-        """Have all waits for changes look now."""
-        self._changes.notify({})
-
-    def fail_waits(self, error: Exception) -> None:
-        """End all waits for changes with this error."""
-        self._changes.fail(error)
 
     async def prune(self, retention: j.JournalRetention, after: int, *, dry_run: bool) -> j.JournalPruning:
         """See `JournalProvider.prune_journals`; no journal is left out."""
@@ -245,3 +239,14 @@ def _check(*texts: object) -> None:
 
 def _size_of_append(append: j.JournalAppend) -> int:
     return len(append.entry.payload) if append.entry is not None else 0
+
+
+class JournalCalls(KernelClient):
+    """The journals of a client."""
+
+    _PART: ClassVar = Journals
+
+    @property
+    def journals(self) -> Journals:
+        """The journals of this database, for the calls of conversations."""
+        return self._part(Journals)

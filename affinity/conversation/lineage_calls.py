@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 from pydantic import JsonValue
 
 from affinity.actions import action
-from affinity.client import KernelClient
+from affinity.conversation.client import ConversationCalls
 from affinity.conversation.events import JournalEntry
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
@@ -156,7 +156,11 @@ class LineageCalls(CommonCalls[M], Generic[M]):
     """
 
     def __init__(
-        self, client: KernelClient, kind: ConversationKind, conversation_id: str, states: LineageState | None = None
+        self,
+        client: ConversationCalls,
+        kind: ConversationKind,
+        conversation_id: str,
+        states: LineageState | None = None,
     ) -> None:
         """``states``: of the code that defines the conversations; None: states are copied or initial."""
         planner = CreationPlanner(kind, client.journals, states, client.session_store)

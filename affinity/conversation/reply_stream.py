@@ -14,10 +14,10 @@ from typing import ClassVar, TypeAlias
 import anyio
 
 from affinity.async_block import ClosedBlock
-from affinity.client.journals import Journals
 from affinity.client.waits import NotedWait
 from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry
 from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, PageReader
+from affinity.conversation.journals import Journals
 from affinity.conversation.reply import Reply
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Retracted, inputs_read

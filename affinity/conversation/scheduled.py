@@ -14,7 +14,7 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 
 from pydantic_core import to_json
 
-from affinity.client.conversations import ConversationConditions
+from affinity.conversation.client import ConversationConditions
 from affinity.conversation.events import AnswerEvent, JournalEvent, UserInterrupt, check_input
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, start_of
 from affinity.errors import ConversationError, InvalidInput

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from affinity.client.journals import Journals
 from affinity.conversation.follow import JournalIdentity, check_timeline, has_ended, unknown_conversation
+from affinity.conversation.journals import Journals
 from affinity.conversation.reading import all_entries
 from affinity.conversation.reply import Reply, failure_of
 from affinity.errors import ConversationTerminated, UnknownConversation

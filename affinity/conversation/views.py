@@ -6,8 +6,8 @@ import json
 from datetime import datetime
 from typing import Any
 
-from affinity.client import PendingRequest
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
+from affinity.conversation.inbox import PendingRequest
 from affinity.journal import EndOutcome, JournalWake, Request, Revisit
 from affinity.records import copied, frozen
 

@@ -17,8 +17,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from affinity import errors
-from affinity.client import PendingRequest
-from affinity.client.conversations import ConversationInfo, info_of
+from affinity.conversation.client import ConversationInfo, info_of
 from affinity.conversation.events import (
     AgentMessage,
     ChildDelegated,
@@ -34,6 +33,7 @@ from affinity.conversation.events import (
     check_output,
 )
 from affinity.conversation.follow import has_ended
+from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds

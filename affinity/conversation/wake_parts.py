@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 
-from affinity.client import PendingRequest
 from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry, JournalEvent
+from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import CreationPlanner

@@ -2,21 +2,20 @@
 
 from affinity.audit.client import AuditConditions
 from affinity.audit.entries import AuditEntry
-from affinity.client import PendingRequest
 from affinity.client.activities import Activity
 from affinity.client.administration import EndedStatus, PrunedInstances, SessionMoveOutcome
 from affinity.client.calls import PruneProgress
 from affinity.client.client import StartOptions
-from affinity.client.conversations import Connectable, ConversationConditions, ConversationInfo
-from affinity.client.inbox import PendingRequest, RequestChange, RequestConditions
 from affinity.client.inspection import InstanceConditions, MoveConditions
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import Start, StartOutcome, Started
 from affinity.client.resets import ResetPreview
 from affinity.client.views import ExecutionSummary, HistoryRecord, Instance, InstanceTree, WorkStatistics
 from affinity.composed.client import Client as AsyncClient
+from affinity.conversation.client import Connectable, ConversationConditions, ConversationInfo
 from affinity.conversation.events import JournalEntry, JournalEvent, OutcomeUpdated
 from affinity.conversation.follow import FeedItem
+from affinity.conversation.inbox import PendingRequest, RequestChange, RequestConditions
 from affinity.conversation.lineage import Ancestor, MadeBy, Summarise
 from affinity.conversation.reading import Kinds
 from affinity.conversation.reply import Reply
@@ -88,21 +87,6 @@ class Items(Iterator[T]):
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 class Client:
-    def requests(
-        self, *, by_expiry: bool = ..., **where: Unpack[RequestConditions]
-    ) -> Pages[PendingRequest[Mapping[str, Any]]]: ...
-    def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed: ...
-    def get_conversation(self, conversation_id: str) -> ConversationInfo: ...
-    def list_conversations(self, **where: Unpack[ConversationConditions]) -> Pages[ConversationInfo]: ...
-    def prune_conversations(
-        self,
-        *,
-        older_than: float | None = ...,
-        max_entries: int | None = ...,
-        max_bytes: int | None = ...,
-        dry_run: bool = ...,
-        progress: PruneProgress = ...,
-    ) -> int: ...
     def registered(self, kind: str = ...) -> Sequence[RegisteredFunction]: ...
     def check_registered(self, name: str, *, version: str | None = ..., kind: str = ...) -> None: ...
     def check_event(self, kind: str, name: str, event: str, data: Any) -> None: ...
@@ -206,13 +190,28 @@ class Client:
     def wait_status(
         self, instance_id: str, *, changed_from: Instance | None = ..., timeout: float | None = ...
     ) -> Instance: ...
-    def conversation(
-        self, conversations: Connectable[AsyncClient, Any], conversation_id: str
-    ) -> ConversationHandle: ...
     @property
     def session_store(self) -> SessionStore: ...
     @property
     def session_manager(self) -> SessionManager: ...
+    def requests(
+        self, *, by_expiry: bool = ..., **where: Unpack[RequestConditions]
+    ) -> Pages[PendingRequest[Mapping[str, Any]]]: ...
+    def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed: ...
+    def conversation(
+        self, conversations: Connectable[AsyncClient, Any], conversation_id: str
+    ) -> ConversationHandle: ...
+    def get_conversation(self, conversation_id: str) -> ConversationInfo: ...
+    def list_conversations(self, **where: Unpack[ConversationConditions]) -> Pages[ConversationInfo]: ...
+    def prune_conversations(
+        self,
+        *,
+        older_than: float | None = ...,
+        max_entries: int | None = ...,
+        max_bytes: int | None = ...,
+        dry_run: bool = ...,
+        progress: PruneProgress = ...,
+    ) -> int: ...
     def __init__(self, url: str) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: object, error: object, trace: object) -> None: ...

@@ -90,7 +90,7 @@ class Pages(Items, of=client.Pages):
         return sync_form(self._opening, self._read.popleft())
 
 
-class RequestFeed(Items, of=client.RequestFeed):
+class RequestFeed(Items, of=conversation.RequestFeed):
     """`affinity.conversation.RequestFeed`, of a sync client: for a plain ``for``."""
 
 

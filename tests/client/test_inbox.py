@@ -10,8 +10,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from affinity.client.inbox import RequestFeed
-from affinity.client.journals import Journals
+from affinity.conversation.inbox import RequestFeed
+from affinity.conversation.journals import Journals
 from affinity.journal import OpenRequestPage, Request, RequestFilter
 
 pytestmark = pytest.mark.anyio

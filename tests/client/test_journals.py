@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.client.journals import Journals
+from affinity.client.changes import Changes
+from affinity.client.parts import ClientServices
+from affinity.conversation.journals import Journals
 from affinity.errors import Contention
 from affinity.journal import Appended, JournalAppend, NewEntry
 from affinity.provider.contract import Hint
@@ -33,7 +35,8 @@ class Stage:
             append_journal=self._append, notify_changes=self._notify, read_journal=None, watch_changes=None
         )
         hints: Any = self
-        self.journals = Journals(provider, hints)
+        changes = Changes(provider.watch_changes)
+        self.journals = Journals(ClientServices(provider=provider, hints=hints, changes=changes))
 
     async def _append(
         self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 import affinity
-from affinity.client.journals import Journals
 from affinity.conversation import (
     AgentMessage,
     ChildEnded,
@@ -23,6 +22,7 @@ from affinity.conversation import (
     UserMessage,
     running,
 )
+from affinity.conversation.journals import Journals
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,

@@ -11,9 +11,9 @@ import pytest
 
 import affinity
 from affinity import Client, Wake
-from affinity.client import changes, inbox
+from affinity.client import changes
 from affinity.client.changes import AllChanges
-from affinity.conversation import CustomToolUse, RequestEvent, ToolConfirmation, UnknownEvent, UserMessage
+from affinity.conversation import CustomToolUse, RequestEvent, ToolConfirmation, UnknownEvent, UserMessage, inbox
 from affinity.errors import ClientError, InvalidInput
 from affinity.journal import RequestFilter
 from tests.conversation.application import Chat, Stage, make, stage

@@ -22,7 +22,7 @@ from affinity.sync.proxy import Items, Proxy
 FILE: Final = Path(sync.__file__).with_suffix(".pyi")
 
 BUILTINS: Final = frozenset(vars(builtins))
-RENAMED: Final = {"AsyncIterator": "Items", "KernelClient": "Client"}
+RENAMED: Final = {"AsyncIterator": "Items", "KernelClient": "Client", "ConversationCalls": "Client"}
 TYPE_ARGUMENTS: Final = {"ConversationHandle": {"M": "ConversationHandle"}}
 """Of base classes, by class: the type variable, and what it stands for."""
 

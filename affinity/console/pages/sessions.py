@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from pydantic_core import to_json
 
-from affinity.client import ConversationInfo, Instance, SessionLife
+from affinity.client import Instance, SessionLife
 from affinity.composed.client import Client
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
+from affinity.conversation import ConversationInfo
 from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
 from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord

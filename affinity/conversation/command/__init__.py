@@ -9,6 +9,4 @@ lineage     where it comes from
 ==========  ==============================================================
 """
 
-from affinity.conversation.command.group import conversation
-
-__all__ = ["conversation"]
+from affinity.conversation.command.group import conversation as conversation

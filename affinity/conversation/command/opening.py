@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import click
 
 from affinity.cli.shell import Shell, with_client
-from affinity.client import KernelClient
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
+from affinity.conversation.client import ConversationCalls
 from affinity.conversation.events import EventTypes, unknown_fields
 from affinity.conversation.kinds import NOUN, ConversationKind
 from affinity.errors import UnknownConversation
@@ -23,7 +23,7 @@ TYPES = EventTypes()
 
 
 async def open_conversation(
-    client: KernelClient, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
+    client: ConversationCalls, conversation_id: str, kind: str | None = None, sent: JournalEvent | None = None
 ) -> ConversationHandle:
     """Return the handle of a conversation. ``kind``: of a new conversation; ``sent``: an event to check before sending.
 
@@ -54,7 +54,7 @@ def with_conversation(
 ) -> T:
     """Do ``work`` with the handle of a conversation; see `open_conversation`."""
 
-    async def run(client: KernelClient) -> T:
+    async def run(client: ConversationCalls) -> T:
         return await work(await open_conversation(client, conversation_id, kind, sent))
 
     return with_client(shell, run)

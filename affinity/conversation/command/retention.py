@@ -9,7 +9,7 @@ import click
 from affinity.cli.arguments import DURATION
 from affinity.cli.output import counted
 from affinity.cli.shell import Shell, command, remove
-from affinity.client import KernelClient
+from affinity.conversation.client import ConversationCalls
 from affinity.limits import MAX_QUOTA
 
 _HINT: Final = "; these stay removed, and the same command removes the rest"
@@ -37,7 +37,7 @@ def prune(shell: Shell, *, dry_run: bool, yes: bool, **bounds: Any) -> None:
     if all(bound is None for bound in bounds.values()):
         raise click.UsageError("give --older-than, --max-entries or --max-bytes: they say which entries are removed")
 
-    async def work(client: KernelClient, **options: Any) -> int:
+    async def work(client: ConversationCalls, **options: Any) -> int:
         return await client.prune_conversations(**bounds, **options)
 
     removed = remove(shell, work, lambda found: _words(found) if found else "", dry_run=dry_run, yes=yes, hint=_HINT)

@@ -13,7 +13,6 @@ from pydantic_core import to_jsonable_python
 from affinity.cli.arguments import LABEL, labels_of
 from affinity.cli.output import clock, compact, counted, pairs, printable, table
 from affinity.cli.shell import FIRST_PAGE, PageOptions, Shell, command, paged, with_client
-from affinity.client import ConversationInfo, KernelClient, PendingRequest
 from affinity.conversation import (
     ConversationHandle,
     ConversationStatus,
@@ -26,8 +25,10 @@ from affinity.conversation import (
     ToolEnded,
     ToolStarted,
 )
+from affinity.conversation.client import ConversationCalls, ConversationInfo
 from affinity.conversation.command.opening import open_conversation, with_conversation
 from affinity.conversation.follow import FeedItem
+from affinity.conversation.inbox import PendingRequest
 from affinity.errors import UnknownEntry, UnknownInstance
 
 _COLUMNS = (
@@ -82,7 +83,7 @@ def show(shell: Shell, *, conversation_id: str) -> None:
       affinity conversation show chat-7
     """
 
-    async def read(client: KernelClient) -> dict[str, Any]:
+    async def read(client: ConversationCalls) -> dict[str, Any]:
         talk = await open_conversation(client, conversation_id)
         about: dict[str, Any] = {**asdict(await client.get_conversation(conversation_id)), "waits_for": None}
         with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again

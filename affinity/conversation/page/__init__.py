@@ -12,7 +12,7 @@ from typing import Final
 
 from affinity.console.pages.base import Page
 from affinity.conversation.page import reads
-from affinity.conversation.page.actions import VERBS
+from affinity.conversation.page.actions import VERBS as VERBS
 from affinity.conversation.page.live import SaidNow
 
 _TEMPLATES: Final = "conversation/page"
@@ -24,5 +24,3 @@ PAGES: Final = (
     Page("/approvals", "Approvals", f"{_TEMPLATES}/approvals.html", reads.approvals, is_in_menu=True),
     Page("/approval", "Approval", f"{_TEMPLATES}/approval.html", reads.approval),
 )
-
-__all__ = ["PAGES", "VERBS"]

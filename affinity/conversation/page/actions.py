@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from affinity.client import KernelClient
 from affinity.console.actions import Form, Verb, json_of
 from affinity.console.pages.base import number, required
 from affinity.console.rendering import query
 from affinity.conversation import ConversationHandle, UserMessage
+from affinity.conversation.client import ConversationCalls
 from affinity.conversation.page.reads import handle_of
 from affinity.errors import InvalidInput, WaitTimeout, WakeFailed
 
@@ -18,12 +18,12 @@ ASK_SECONDS: Final = 30.0
 """The time that a form waits for the reply to what it asks."""
 
 
-async def _talk(client: KernelClient, form: Form) -> ConversationHandle:
+async def _talk(client: ConversationCalls, form: Form) -> ConversationHandle:
     found = await client.get_conversation(form["conversation"])
     return handle_of(client, found.conversation_id, found.kind)
 
 
-async def _answer(client: KernelClient, form: Form) -> int:
+async def _answer(client: ConversationCalls, form: Form) -> int:
     answer: dict[str, Any] = {"reason": form.get("reason", "")}
     match form.get("answer"):
         case "allow" | "refuse" as word:
@@ -35,11 +35,11 @@ async def _answer(client: KernelClient, form: Form) -> int:
     return await (await _talk(client, form)).answer(required(form, "request"), **answer)
 
 
-async def _send(client: KernelClient, form: Form) -> int:
+async def _send(client: ConversationCalls, form: Form) -> int:
     return await (await _talk(client, form)).send(UserMessage(required(form, "text")))
 
 
-async def _ask(client: KernelClient, form: Form) -> str:
+async def _ask(client: ConversationCalls, form: Form) -> str:
     """Send, and wait some time for the reply, which the next page shows."""
     with suppress(WaitTimeout, WakeFailed):
         await (await _talk(client, form)).ask(UserMessage(required(form, "text")), timeout=ASK_SECONDS)
@@ -47,20 +47,20 @@ async def _ask(client: KernelClient, form: Form) -> str:
     return "sent, without a reply yet"
 
 
-async def _interrupt(client: KernelClient, form: Form) -> int:
+async def _interrupt(client: ConversationCalls, form: Form) -> int:
     cancel = bool(form.get("cancel"))
     return await (await _talk(client, form)).interrupt(cancel_running=cancel, reason=form.get("reason", ""))
 
 
-async def _try_again(client: KernelClient, form: Form) -> bool:
+async def _try_again(client: ConversationCalls, form: Form) -> bool:
     return await (await _talk(client, form)).resume()
 
 
-async def _terminate(client: KernelClient, form: Form) -> None:
+async def _terminate(client: ConversationCalls, form: Form) -> None:
     await (await _talk(client, form)).terminate(reason=form.get("reason", ""))
 
 
-async def _fork(client: KernelClient, form: Form) -> str:
+async def _fork(client: ConversationCalls, form: Form) -> str:
     made = await (await _talk(client, form)).fork(required(form, "new"), at=number(form, "at"))
     return made.conversation_id
 

@@ -15,11 +15,11 @@ from typing import Final
 
 import anyio
 
-from affinity.client import KernelClient
 from affinity.console.pages.base import Pieces, Query, Silence
 from affinity.console.payloads import MAX_SHOWN, Payloads
 from affinity.console.rendering import visible
 from affinity.conversation import Retracted
+from affinity.conversation.client import ConversationCalls
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.page.reads import handle_of, part_text
 from affinity.conversation.stream import StreamItem
@@ -47,7 +47,7 @@ class Said:
         self._raw = ""
         self._changed = asyncio.Event()
 
-    async def follow(self, client: KernelClient, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
+    async def follow(self, client: ConversationCalls, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
         """Read the feed until the task is cancelled or the conversation has ended."""
         while True:
             try:
@@ -59,7 +59,7 @@ class Said:
             else:
                 return
 
-    async def _read(self, client: KernelClient, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
+    async def _read(self, client: ConversationCalls, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
         found = await client.get_conversation(conversation_id)
         show = partial(_show, payloads, found.kind)
         talk = handle_of(client, conversation_id, found.kind)
@@ -125,7 +125,7 @@ class SaidNow:
         self._found: dict[str, Said] = {}
 
     @asynccontextmanager
-    async def follow(self, client: KernelClient, query: Query) -> AsyncIterator[Pieces]:
+    async def follow(self, client: ConversationCalls, query: Query) -> AsyncIterator[Pieces]:
         """Follow the conversation that the address names, within the block."""
         conversation_id = query.get("id")
         if not conversation_id:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, get_args
 
-from affinity.client import ConversationInfo, KernelClient, PendingRequest
-from affinity.client.conversations import info_of
 from affinity.console.gantt import GanttLine, gantt_of
 from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
@@ -28,7 +26,9 @@ from affinity.conversation import (
     ToolStarted,
     ToolUse,
 )
+from affinity.conversation.client import ConversationCalls, ConversationInfo, info_of
 from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.stream import StreamItem, read_part
@@ -93,13 +93,13 @@ class ForkRow:
     info: ConversationInfo | None = None  # of what is no ancestor
 
 
-def handle_of(client: KernelClient, conversation_id: str, kind: str) -> ConversationHandle:
+def handle_of(client: ConversationCalls, conversation_id: str, kind: str) -> ConversationHandle:
     """Return the handle of a conversation without the code of its kind."""
     spec = ConversationKind(name=kind, types=TYPES, limits=ConversationLimits())
     return ConversationHandle(client, spec, conversation_id)
 
 
-async def conversations(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+async def conversations(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return a page of the conversations that match, newest first."""
     where: dict[str, Any] = given(query, "kind", "prefix", "owner", "parent", "status")
     where |= {f"updated_{name}": time_of(query, name) for name in ("since", "before") if query.get(name)}
@@ -114,7 +114,7 @@ async def conversations(client: KernelClient, query: Query, payloads: Payloads) 
     }
 
 
-async def _last_usage(client: KernelClient, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
+async def _last_usage(client: ConversationCalls, ids: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
     """Return the usage of the last model call of each of these conversations, in one read."""
     about: dict[str, Any] = {"kinds": TYPES.kinds_with_usage, "newest_first": True, "limit": 1}
     reads = {name: client.journals.read(JournalQuery(session_id=name, **about)) for name in ids}
@@ -126,7 +126,7 @@ def _usage_of(page: JournalPage | None) -> Mapping[str, int]:
     return next((getattr(entry.event, "usage", {}) for entry in entries), {})
 
 
-async def conversation(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+async def conversation(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return one conversation: what it waits for, transcript, running text, requests, wakes and relatives."""
     found = await client.get_conversation(required(query, "id"))
     talk = handle_of(client, found.conversation_id, found.kind)
@@ -211,7 +211,7 @@ def _said(event: dict[str, Any]) -> Any:
     return fields["content"] if fields.keys() == {"content"} and isinstance(fields["content"], str) else event
 
 
-async def _streamed(client: KernelClient, conversation_id: str, payloads: Payloads) -> Payload | None:
+async def _streamed(client: ConversationCalls, conversation_id: str, payloads: Payloads) -> Payload | None:
     """Return the text that the running wake has streamed so far; provisional."""
     query = JournalQuery(session_id=conversation_id, newest_first=True, limit=1, stream=StreamCursor())
     page = await client.journals.read(query)
@@ -235,7 +235,7 @@ def part_text(item: StreamItem) -> str:
 # -- forks
 
 
-async def _forks(client: KernelClient, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
+async def _forks(client: ConversationCalls, line: Sequence[Ancestor]) -> Sequence[ForkRow]:
     """Return the tree of forks around a conversation: its ancestors, the other forks of the nearest, and its own.
 
     Args:
@@ -276,7 +276,7 @@ async def _forks(client: KernelClient, line: Sequence[Ancestor]) -> Sequence[For
 # -- wakes
 
 
-async def wake(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+async def wake(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return one wake: its attempts, its spans on a time axis, and its entries."""
     found = await client.get_conversation(required(query, "conversation"))
     wake_id = required(query, "id")
@@ -335,7 +335,7 @@ def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -
 # -- requests
 
 
-async def approvals(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+async def approvals(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return a page of the requests that wait for an answer, by expiry."""
     where: dict[str, Any] = given(query, "owner", "prefix")
     where["kinds"] = list(given(query, "kind").values())
@@ -347,7 +347,7 @@ async def approvals(client: KernelClient, query: Query, payloads: Payloads) -> d
     return {"requests": rows, "more": page.next}
 
 
-async def approval(client: KernelClient, query: Query, payloads: Payloads) -> dict[str, Any]:
+async def approval(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return one request, unless it has been answered."""
     conversation_id, request_id = required(query, "conversation"), required(query, "request")
     found = await client.get_conversation(conversation_id)
