@@ -31,6 +31,8 @@ if typing.TYPE_CHECKING:
     from affinity.client.views import Instance
     from affinity.composed.app import App
     from affinity.composed.client import Client
+    from affinity.composed.options import RuntimeOptions
+    from affinity.composed.worker import Worker
     from affinity.conversation.conversations import Conversations
     from affinity.conversation.handle import ConversationHandle
     from affinity.conversation.kinds import ConversationLimits
@@ -59,8 +61,6 @@ if typing.TYPE_CHECKING:
     from affinity.session.resources import Resource
     from affinity.session.sessions import Sessions
     from affinity.session.stores import MemorySessionStore
-    from affinity.worker.options import RuntimeOptions
-    from affinity.worker.worker import Worker
 
 __all__ = [
     "ActivityCancelledSignal",
@@ -111,6 +111,8 @@ _PLACES: typing.Final = {
     "client.views": ("Instance",),
     "composed.app": ("App",),
     "composed.client": ("Client",),
+    "composed.options": ("RuntimeOptions",),
+    "composed.worker": ("Worker",),
     "conversation.conversations": ("Conversations",),
     "conversation.handle": ("ConversationHandle",),
     "conversation.kinds": ("ConversationLimits",),
@@ -135,14 +137,13 @@ _PLACES: typing.Final = {
     "session.resources": ("Resource",),
     "session.sessions": ("Sessions",),
     "session.stores": ("MemorySessionStore",),
-    "worker.options": ("RuntimeOptions",),
-    "worker.worker": ("Worker",),
 }
 """The modules that define the public names."""
 
 _MODULES: typing.Final = frozenset(
     {
         "agent",
+        "audit",
         "client",
         "console",
         "conversation",
@@ -166,6 +167,7 @@ _ELSEWHERE: typing.Final = (
     "conversation",
     "session",
     "schedules",
+    "audit",
     "agent",
     "testing",
     "journal",

@@ -154,9 +154,9 @@ def test_the_engine_names_no_conversation(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["client", "explain", "orchestration", "provider", "session", "worker"])
 def test_the_kernel_names_no_audit_log(package: str) -> None:
-    """But for the option that says how long its entries are kept."""
+    """A guest joins it at seams that name none."""
     for path in sorted((ROOT / "affinity" / package).rglob("*")):
-        if path.suffix in {".py", ".sql"} and path.relative_to(ROOT / "affinity").as_posix() != "worker/options.py":
+        if path.suffix in {".py", ".sql"}:
             assert "audit" not in path.read_text().lower(), path.relative_to(ROOT)
 
 

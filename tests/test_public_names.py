@@ -68,6 +68,7 @@ NOT_PUBLIC: Final = {
     "Declaration": "of a property that workers read",
     "KernelApp": "the base of App",
     "KernelClient": "the base of Client",
+    "KernelOptions": "the base of RuntimeOptions",
     "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
     "InstanceConditions": "the keyword arguments of a call",

@@ -30,11 +30,11 @@ from affinity.cli.help import (
     HelpGroup,
 )
 from affinity.cli.output import printable
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
 from affinity.paging import Page, Pages
 from affinity.provider import has_password
-from affinity.worker.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from affinity.composed.client import Client

@@ -18,7 +18,8 @@ from affinity.cli.help import STUCK
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
-from affinity.worker import RuntimeOptions, Worker
+from affinity.composed.options import RuntimeOptions
+from affinity.composed.worker import Worker
 from affinity_workflows import SIGNALLED
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,1 +1,1 @@
-"""Classes of the kernel with what guests add to them, as applications use them: `affinity.App`, `affinity.Client`."""
+"""Classes of the kernel with what guests add to them, as applications use them: `affinity.App`, `Client`, `Worker`."""

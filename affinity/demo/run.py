@@ -25,6 +25,7 @@ import click
 
 from affinity.client import ExternalEvent, Start
 from affinity.composed.client import Client
+from affinity.composed.options import RuntimeOptions
 from affinity.demo.app import EVENT, THINK_SECONDS, TurnReply, orchestration_name, transcripts_of
 from affinity.demo.conversations import Conversation
 from affinity.demo.display import LEASE_SECONDS, DemoReport, Display, counted
@@ -36,7 +37,6 @@ from affinity.provider import migrate, open_provider
 from affinity.provider.contract import Provider, SessionInfo
 from affinity.records import SessionFilter
 from affinity.session import SessionManager
-from affinity.worker import RuntimeOptions
 
 TURNS_PER_SECOND: Final = 150.0  # pace of the replay
 SHORTEST_SECONDS: Final = 4.0  # of a replay of few messages: time to watch it, and to kill a worker

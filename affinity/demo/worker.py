@@ -22,8 +22,9 @@ from typing import Final
 import anyio
 from pydantic import BaseModel, Field
 
+from affinity.composed.options import RuntimeOptions
+from affinity.composed.worker import Worker
 from affinity.demo.app import build_app, transcripts_of
-from affinity.worker import RuntimeOptions, Worker
 
 STOP_SECONDS: Final = 10.0  # that workers have to drain before they are killed
 LOG_LINES: Final = 15  # of a worker, that a failure shows

@@ -15,13 +15,13 @@ from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 import anyio
 
 from affinity.composed.app import App
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import ConnectionLost, CrashMatrixFailed, InvalidInput
 from affinity.testing.env import Env
 from affinity.testing.env.environment import create_postgres
 from affinity.testing.env.processes import ProcessEnv, find_app
 from affinity.testing.env.traffic import Commit, OnCommit
 from affinity.testing.env.waiting import EnvDatabase
-from affinity.worker import RuntimeOptions
 
 T = TypeVar("T")
 

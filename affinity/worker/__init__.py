@@ -4,10 +4,10 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from affinity.worker.options import RuntimeOptions as RuntimeOptions
-    from affinity.worker.worker import Worker as Worker
+    from affinity.worker.options import KernelOptions as KernelOptions
+    from affinity.worker.worker import KernelWorker as KernelWorker
 
-_MODULES: typing.Final = {"RuntimeOptions": "options", "Worker": "worker"}
+_MODULES: typing.Final = {"KernelOptions": "options", "KernelWorker": "worker"}
 
 if not typing.TYPE_CHECKING:  # else type checkers would accept any name
 

@@ -67,7 +67,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.worker.notifier import FetchState, Notifier
-from affinity.worker.options import RuntimeOptions
+from affinity.worker.options import KernelOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -92,12 +92,12 @@ STOP_SECONDS = 5.0
 """How long the thread may take to end; its connection is closed by then, or left to the operating system."""
 
 
-def lock_timeouts(options: RuntimeOptions) -> Timeouts:
+def lock_timeouts(options: KernelOptions) -> Timeouts:
     """How long the locks of work last."""
     return Timeouts(work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout)
 
 
-def probe_after(options: RuntimeOptions) -> float:
+def probe_after(options: KernelOptions) -> float:
     """Seconds of silence of PostgreSQL after which a worker looks whether its connection is dead."""
     return max(MIN_PROBE_AFTER, options.worker_lease_timeout / 3)
 
@@ -356,7 +356,7 @@ class LeaseState:
             self.cancel_work(locks, "the work item was cancelled or taken over")
 
 
-def describe_worker(options: RuntimeOptions, app: KernelApp, code: str) -> WorkerProfile:
+def describe_worker(options: KernelOptions, app: KernelApp, code: str) -> WorkerProfile:
     """The profile that a worker with these options registers; ``code`` is the version of the app's code."""
     return WorkerProfile(
         capacity=options.max_sessions_per_runtime,
@@ -369,7 +369,7 @@ def describe_worker(options: RuntimeOptions, app: KernelApp, code: str) -> Worke
     )
 
 
-def worker_tags(options: RuntimeOptions) -> WorkerTags:
+def worker_tags(options: KernelOptions) -> WorkerTags:
     """Which work a worker with these options takes."""
     return WorkerTags(tags=options.tags, only=options.only_tagged) if options.tags else NO_TAGS
 
@@ -382,7 +382,7 @@ class LeaseRenewer:
         *,
         connect: Callable[[], Awaitable[Provider]],
         identity: WorkerIdentity,
-        options: RuntimeOptions,
+        options: KernelOptions,
         labels: dict[str, str],
         profile: WorkerProfile,
         lease: LeaseState,

@@ -7,17 +7,16 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, cast, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from affinity.errors import InvalidOptions
 from affinity.field_words import ModelType, words_of
 from affinity.limits import (
-    AUDIT_RETENTION_SECONDS,
     INSTANCE_CACHE_BYTES,
     MAX_BATCH_BYTES,
     MAX_BYTES,
@@ -25,9 +24,7 @@ from affinity.limits import (
     MAX_OUTSTANDING_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_QUOTA,
-    MAX_RETENTION_SECONDS,
     MAX_TAGS,
-    MIN_AUDIT_RETENTION_SECONDS,
     check_id,
     check_tag,
 )
@@ -59,12 +56,6 @@ PACK: Final = "pack"
 NONE: Final = "none"
 """The text for None, in variables and flags of options that may be None."""
 
-_WITH_NONE: Final = (
-    *("session_move_retention", "audit_retention", "instance_retention", "history_retention", "journal_retention"),
-    *("journal_max_entries", "journal_max_bytes", "code_version", "metrics_port"),
-    *SessionRetention.model_fields,
-)
-
 NOT_BELOW: Final = (
     ("session_lock_timeout", "work_item_lock_timeout", "s", "a session must be locked for as long as its work"),
     ("worker_lease_timeout", "poll_interval", "s", "a worker polls at least once in a lease"),
@@ -82,12 +73,19 @@ def _default_node_id() -> str:
     return f"{socket.gethostname()[:200]}-{secrets.token_hex(4)}"
 
 
-class RuntimeOptions(SessionRetention, metaclass=ModelType):
-    """How a worker runs. Durations are seconds.
+class GuestOptions(BaseModel):
+    """The options that a guest adds to those of a worker."""
 
-    Raises:
-        InvalidOptions: names every option that is unknown or out of its bounds; or all values in contradiction.
-    """
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def retention_of_guests(self) -> Mapping[str, float]:
+        """By guest, how long its old data is kept; without a guest: forever. A guest adds its own."""
+        return {}
+
+
+class KernelOptions(SessionRetention, GuestOptions, metaclass=ModelType):
+    """The options of the kernel; `affinity.RuntimeOptions` has those of the guests too."""
 
     # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
@@ -99,7 +97,7 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                wrong = "; ".join(map(_explain, error.errors()))
+                wrong = "; ".join(_explain(one, type(self).model_fields) for one in error.errors())
             if wrong:  # not as a consequence of pydantic's error, which quotes what it was given
                 raise InvalidOptions(wrong)
 
@@ -173,10 +171,6 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
     """How long the row of an expired session (last holder, epoch), or of a dead worker, is kept."""
     session_move_retention: RetentionSeconds | None = 7 * 86_400.0
     """How long moves of sessions are kept; none: forever."""
-    audit_retention: float | None = Field(
-        default=AUDIT_RETENTION_SECONDS, ge=MIN_AUDIT_RETENTION_SECONDS, le=MAX_RETENTION_SECONDS, allow_inf_nan=False
-    )
-    """How long entries of the audit log are kept, at least a day; none: forever."""
     instance_retention: RetentionSeconds | None = None
     """Completed and cancelled instances are removed this long after their end; none: never. See
     docs/run/retention.md#retention.
@@ -216,10 +210,11 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             raise ValueError("a bool is no value of it")
         return value
 
-    @field_validator(*_WITH_NONE, mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _read_none(cls, value: object) -> object:
-        return None if isinstance(value, str) and value.strip().lower() == NONE else value
+    def _read_none(cls, value: object, info: ValidationInfo) -> object:
+        is_none = isinstance(value, str) and value.strip().lower() == NONE
+        return None if is_none and _has_none(cls.model_fields[str(info.field_name)].annotation) else value
 
     @field_validator("tags", mode="before")
     @classmethod
@@ -254,14 +249,9 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             raise ValueError("; ".join(wrong))
         return self
 
-    @property
-    def retention_of_guests(self) -> Mapping[str, float]:
-        """By guest, how long its old data is kept; without a guest: forever."""
-        return {} if self.audit_retention is None else {"audit": self.audit_retention}
-
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """`RuntimeOptions`, of values whose names are not known before."""
+        """Make options of values whose names are not known before."""
         return cls(**values)
 
     @classmethod
@@ -281,8 +271,8 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             found.setdefault("metrics_host", ALL_ADDRESSES)
         return cls(**found | given)
 
-    @staticmethod
-    def check_environment(environ: Mapping[str, str] | None = None) -> None:
+    @classmethod
+    def check_environment(cls, environ: Mapping[str, str] | None = None) -> None:
         """Refuse variables whose names are almost ``AFFINITY_URL`` or the name of an option: they would have no effect.
 
         Raises:
@@ -292,7 +282,7 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
             f"environment variable {name}: did you mean {ENVIRONMENT_PREFIX}{similar.upper()}?"
             for name, value in (os.environ if environ is None else environ).items()
             if name.upper().startswith(ENVIRONMENT_PREFIX) and not _is_service_link(name, value)
-            if (similar := _similar_option(name)) is not None
+            if (similar := _similar_option(name, cls.model_fields)) is not None
         ]
         if wrong:
             raise InvalidOptions("; ".join(wrong))
@@ -300,18 +290,18 @@ class RuntimeOptions(SessionRetention, metaclass=ModelType):
     @classmethod
     def describe(cls) -> Sequence[OptionDescription]:
         """Return all options, in their order, as people see them."""
-        texts = words_of(RuntimeOptions)
-        inherited = SessionRetention.model_fields  # pydantic has them first
+        texts = words_of(cls)
+        first = KernelOptions.model_fields.keys() - SessionRetention.model_fields  # pydantic has inherited ones first
         return [
             OptionDescription(
                 name=name,
                 flag=_FLAGS.get(name) or f"--{name.replace('_', '-')}",
                 type=(kind := _type_of(field.annotation)),
-                has_none=name in _WITH_NONE,
+                has_none=_has_none(field.annotation),
                 default=_default_text(name, field.default, kind),
                 description=texts[name],
             )
-            for name, field in sorted(RuntimeOptions.model_fields.items(), key=lambda each: each[0] in inherited)
+            for name, field in sorted(cls.model_fields.items(), key=lambda option: option[0] not in first)
         ]
 
 
@@ -325,6 +315,10 @@ class OptionDescription:
     has_none: bool  # it takes "none" too
     default: str
     description: str  # in the markup of docstrings
+
+
+def _has_none(annotation: Any) -> bool:
+    return NoneType in get_args(annotation)
 
 
 def _type_of(annotation: Any) -> type[int | float | str]:
@@ -351,9 +345,9 @@ def _default_text(name: str, default: object, kind: type) -> str:
     return f"{default:.15g} s" if kind is float else f"{default:,}"
 
 
-def _similar_option(variable: str) -> str | None:
-    """The option whose name the variable almost has; None if it has the name of one, or is like none."""
-    known = [*_OTHER_VARIABLES, *RuntimeOptions.model_fields]
+def _similar_option(variable: str, options: Iterable[str]) -> str | None:
+    """Return the option whose name the variable almost has; None if it has the name of one, or is like none."""
+    known = [*_OTHER_VARIABLES, *options]
     name = variable[len(ENVIRONMENT_PREFIX) :].lower()
     if variable in {ENVIRONMENT_PREFIX + each.upper() for each in known}:
         return None
@@ -368,10 +362,10 @@ def _is_service_link(variable: str, value: str) -> bool:
     return _SERVICE_LINK.search(variable) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
 
 
-def _explain(error: Any) -> str:
+def _explain(error: Any, options: Iterable[str]) -> str:
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":  # what was given stays out: it may be a URL with a password
-        close = difflib.get_close_matches(where, RuntimeOptions.model_fields, 1, ALIKE)
+        close = difflib.get_close_matches(where, list(options), 1, ALIKE)
         return f"{where}: there is no such option" + "".join(f"; did you mean {each}?" for each in close)
     text = error["msg"].removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {text}" if where else text

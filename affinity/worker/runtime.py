@@ -46,7 +46,7 @@ from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
 from affinity.worker.metrics import Metrics
 from affinity.worker.notifier import FetchState, Notifier
-from affinity.worker.options import PACK, RuntimeOptions
+from affinity.worker.options import PACK, KernelOptions
 from affinity.worker.rebalancing import Rebalancer
 from affinity.worker.registrations import Registrations
 from affinity.worker.replays import Replays
@@ -74,7 +74,7 @@ class Runtime:
         app: KernelApp,
         provider: Provider,
         identity: WorkerIdentity,
-        options: RuntimeOptions,
+        options: KernelOptions,
         listeners: Sequence[SessionListener],
         health: DatabaseHealth,
         metrics: Metrics,

@@ -12,7 +12,7 @@ from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.records import frozen
 from affinity.worker.lease import LeaseState
 from affinity.worker.notifier import FetchState, Notifier
-from affinity.worker.options import RuntimeOptions
+from affinity.worker.options import KernelOptions
 from affinity.worker.retry import DatabaseHealth
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class WorkerServices:
 
     provider: Provider
     identity: WorkerIdentity
-    options: RuntimeOptions
+    options: KernelOptions
     health: DatabaseHealth
     metrics: Metrics
     fetch_state: FetchState

@@ -32,7 +32,7 @@ from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 import anyio
 
@@ -50,7 +50,7 @@ from affinity.user_code import refuse_in_orchestration
 from affinity.worker.guests import guest_parts
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Measured, Metrics
-from affinity.worker.options import RuntimeOptions
+from affinity.worker.options import KernelOptions
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import REAL_TIME
@@ -70,37 +70,22 @@ LEAVE_SECONDS = 5.0
 """How long a worker that ends tries to release its name; its lease expires anyway."""
 
 
-class Worker(AsyncBlock):
-    """Runs the orchestrations and activities of an app until the ``async with`` block ends, then drains.
+class KernelWorker(AsyncBlock):
+    """A worker with the options of the kernel; `affinity.Worker` has those of the guests too."""
 
-    Args:
-        app: its orchestrations and activities.
-        url: the database, see `affinity.provider.open_provider`.
-        options: see `RuntimeOptions`; by default from the environment.
-        listeners: notified when this worker loses a session, in addition to the app's listeners.
-        migrate: bring the database's schema up to date first.
-
-    Raises:
-        InvalidUrl, AccessDenied, SchemaMismatch: on entry.
-        ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
-        InvalidOptions: on entry, when the port of the metrics is taken, or its host is no address of this machine.
-        InvalidApp: on entry, when an annotation of the app cannot be resolved.
-        SessionMigrationAmbiguous: on entry, when two shortest chains of migrations lead to the schema of a `Sessions`.
-        InvalidInput: on entry, when this object was opened before.
-        WorkerFenced: from `wait_ended` and on exit, when another process has taken the worker's name.
-    """
+    _options_type: ClassVar[type[KernelOptions]] = KernelOptions
 
     def __init__(
         self,
         app: KernelApp,
         url: str,
-        options: RuntimeOptions | None = None,
+        options: KernelOptions | None = None,
         *,
         listeners: Iterable[SessionListener] = (),
         migrate: bool = True,
     ) -> None:
         refuse_in_orchestration("a Worker")
-        self.options: RuntimeOptions = options or RuntimeOptions.from_environment()
+        self.options: KernelOptions = options or self._options_type.from_environment()
         self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
         self._own = {self.identity.incarnation}
         self.metrics: Metrics = Metrics(self.identity.worker_id, app)

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from affinity import RuntimeOptions
+from affinity.audit.options import AuditOptions
 from affinity.cli import main
 from affinity.cli.help import FAILED, MISUSED, NO_DATABASE, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.cli.loading import load_app
@@ -78,8 +79,8 @@ def test_every_command_has_help_and_the_common_options(name: str) -> None:
 
 
 def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
-    """Help and documentation come from one description, which no option lacks. The retention of sessions, which another
-    model shares, is at the end.
+    """Help and documentation come from one description, which no option lacks. Options of guests, and the
+    retention of sessions, which another model shares, are at the end.
     """
     flags = {param.name: param.opts for param in worker.params}
     text = " ".join(succeed("worker", "--help").split())
@@ -87,7 +88,7 @@ def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
         assert flags[option.name] == [option.flag]
         assert len(option.description) > len(option.name)
         assert f"[default: {option.default}]" in text
-    shared = [*SessionRetention.model_fields]
+    shared = [*AuditOptions.model_fields, *SessionRetention.model_fields]
     own = [name for name in RuntimeOptions.model_fields if name not in shared]
     assert [option.name for option in RuntimeOptions.describe()] == own + shared
 

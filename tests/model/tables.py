@@ -17,6 +17,7 @@ from hypothesis.strategies import SearchStrategy
 from pydantic_core import from_json, to_json
 
 from affinity import App, OrchestrationContext
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import ConnectionLost, ProviderError
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.events import ActivityCompleted, EventRaised, EventSent, OrchestrationStarted
@@ -43,7 +44,6 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.worker.instances import InstanceTable
-from affinity.worker.options import RuntimeOptions
 from affinity.worker.replays import Replays
 from affinity.worker.results import StagedResult
 from affinity.worker.services import REAL_TIME

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from affinity.composed.options import RuntimeOptions
 from affinity.provider.contract import Token, WorkItem, WorkKey, WorkLock
 from affinity.worker import isolation
 from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
-from affinity.worker.options import RuntimeOptions
 
 pytestmark = pytest.mark.anyio
 

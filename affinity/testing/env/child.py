@@ -17,6 +17,7 @@ import anyio
 
 from affinity import errors
 from affinity.composed.app import App
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import AffinityError, InvalidApp
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
@@ -24,7 +25,6 @@ from affinity.provider.urls import sqlite_path
 from affinity.testing.env.peer import Fields, Peer, PeerGone
 from affinity.testing.env.traffic import LOOK_SECONDS, Commit, Traffic, steps
 from affinity.testing.env.workers import EnvWorker, OpenProvider, names_in, pass_idle_time
-from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
 
 

@@ -18,6 +18,7 @@ from affinity.async_block import AsyncBlock
 from affinity.client import SessionMoveOutcome
 from affinity.composed.app import App
 from affinity.composed.client import Client
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import (
     AffinityError,
     DatabaseFailure,
@@ -39,7 +40,6 @@ from affinity.testing.env.sqlite import SqliteDatabase
 from affinity.testing.env.traffic import LOOK_SECONDS, Commit, Traffic, observed, steps
 from affinity.testing.env.waiting import EnvDatabase, Waiting
 from affinity.testing.env.workers import EnvWorker, WorkerOfEnv, pass_idle_time
-from affinity.worker import RuntimeOptions
 from affinity.worker.services import Timing
 
 if TYPE_CHECKING:

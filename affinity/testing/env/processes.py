@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 
 from affinity.composed.app import App
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import AffinityError, InvalidApp, InvalidInput, ProviderError
 from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity.tasks import BackgroundTask
@@ -25,7 +26,6 @@ from affinity.testing.env.environment import Env
 from affinity.testing.env.peer import Fields, Peer, PeerFailed, PeerGone
 from affinity.testing.env.traffic import Commit, Traffic
 from affinity.testing.env.workers import WorkerOfEnv, names_in
-from affinity.worker import RuntimeOptions
 
 
 class ProcessWorker:

@@ -16,12 +16,13 @@ import anyio.to_thread
 
 from affinity.actions import ACTORS
 from affinity.composed.app import App
+from affinity.composed.options import RuntimeOptions
+from affinity.composed.worker import Worker
 from affinity.errors import ProviderError
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.session.state_cache import CacheLeaseListener
 from affinity.testing.env.traffic import HOLD_SECONDS, Link, Traffic, locked, observed
-from affinity.worker import RuntimeOptions, Worker
 from affinity.worker.lease import LeaseRenewer
 from affinity.worker.runtime import Runtime
 from affinity.worker.services import Timing

@@ -1,0 +1,14 @@
+"""The options of a worker: those of the kernel, and those of the guests."""
+
+from __future__ import annotations
+
+from affinity.audit.options import AuditOptions
+from affinity.worker.options import KernelOptions
+
+
+class RuntimeOptions(KernelOptions, AuditOptions):
+    """How a worker runs. Durations are seconds.
+
+    Raises:
+        InvalidOptions: names every option that is unknown or out of its bounds; or all values in contradiction.
+    """
