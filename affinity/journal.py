@@ -17,7 +17,7 @@ has another. Forks name the journal that they continue, not its session.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from affinity.limits import (
     check_payload,
     check_text,
 )
-from affinity.records import RecordTimes, SessionState, frozen
+from affinity.records import CommitPart, RecordTimes, SessionState, frozen
 
 SEQ_MARK: Final = '"$SEQ"'
 """In `JournalAppend.message`: stands for the number of the entry, or of the last one if none is appended."""
@@ -467,12 +467,15 @@ class HomeLease(NamedTuple):
 
 
 @frozen(kw_only=True)
-class JournalWrite:
+class JournalWrite(CommitPart):
     """The additions of a wake to its journal, committed with the result of its activity.
 
     The fence: the session's journal has this id and its watermark is ``base``. Otherwise nothing of the turn, or of the
     ack, is applied, and the session is among its conflicts.
     """
+
+    guest = "conversation"
+    noun = "journals"
 
     session_id: str
     journal_id: int
@@ -504,6 +507,11 @@ class JournalWrite:
     clear_steps: bool = False  # remove the steps of this journal, of all its wakes
 
     @property
+    def sessions(self) -> Sequence[str]:
+        """The session of the journal, and those of the journals that it creates."""
+        return [self.session_id, *[creation.session_id for creation in self.creations]]
+
+    @property
     def size(self) -> int:
         """Characters of its payloads, and bytes of the states of its creations."""
         sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
@@ -512,6 +520,11 @@ class JournalWrite:
         done = sum([len(each.result or "") for each in self.steps])
         done += sum([len(each.start) for each in self.starts])
         return kept + sent + created + done + sum([len(each.note) for each in self.revisits])
+
+
+def journal_writes(parts: Iterable[CommitPart]) -> list[JournalWrite]:
+    """Return those of some parts that write to journals."""
+    return [part for part in parts if isinstance(part, JournalWrite)]
 
 
 @frozen(kw_only=True)
@@ -751,18 +764,6 @@ class JournalPruning:
 
     entries: int
     after: int | None  # where the next step begins; None: this was the last
-
-
-class JournalParticipant(Protocol):
-    """Gives the journal write to commit with an activity's result; see ``ActivityContext._enlist``."""
-
-    async def prepare(self) -> JournalWrite | None:
-        """As `affinity.session.Participant.prepare`, for a journal."""
-        ...
-
-    def settled(self, applied: bool) -> None:
-        """As `affinity.session.Participant.settled`."""
-        ...
 
 
 class JournalAccess(Protocol):

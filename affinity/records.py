@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, dataclass_transform
 
 from affinity.errors import InvalidOptions
 from affinity.limits import check_conditions, check_id, check_integer, check_text
@@ -167,6 +167,35 @@ class StateWrite:
         for what, value in (("base_version", self.base_version), ("epoch", self.epoch)):
             if type(value) is not int or not 0 <= value < _BIGINT:
                 raise InvalidOptions(f"{what} of a session's state must be an integer of 64 bits")
+
+
+class CommitPart:
+    """A guest's share in the commit of an activity's result, written by the guest's part of the provider.
+
+    It has a fence of its own. When that fails, nothing of the turn, or of the ack, is applied.
+    """
+
+    __slots__ = ()
+
+    guest: ClassVar[str]
+    """The guest that writes it."""
+    noun: ClassVar[str]
+    """Plural noun for what it writes, for messages."""
+
+    session_id: str
+    """The session that its activity has, and that has changed with it; of the conflict when its fence fails."""
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """The sessions of which it writes the guest's rows. Of two parts in one batch with a session in common, the
+        first passes.
+        """
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Its size, about in bytes."""
+        raise NotImplementedError
 
 
 ActivityKey: TypeAlias = tuple[str, int, int]
@@ -497,3 +526,18 @@ class WaitNotes(Protocol):
     async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
         """See `ProviderConnection.get_waits`."""
         ...
+
+
+class PartParticipant(Protocol):
+    """A guest's `Participant`, with a part of the guest in place of a state."""
+
+    async def prepare(self) -> CommitPart | None:
+        """As `Participant.prepare`."""
+        ...
+
+    def settled(self, applied: bool) -> None:
+        """As `Participant.settled`."""
+        ...
+
+
+AnyParticipant: TypeAlias = Participant | PartParticipant

@@ -106,7 +106,7 @@ async def _commit_spans(parts: WakeParts) -> None:
     shown = entries[:count] = trace[:count] = [_once(parts, each) for each in entries[:count]]
     part = parts.writing.part(entries=shown, steps=[part_step(parts)])
     try:
-        await parts.context._commit_now(journal=part)
+        await parts.context._commit_now(part=part)
     except (Exception, ActivityCancelledSignal) as error:
         logger.debug("the trace of wake %s is not shown: %s", parts.wake_id, error)
         return

@@ -352,7 +352,7 @@ class WakeSteps:
             part = replace(part, steps=[*part.steps, Step(self._parts.wake_id, GIVEN, result=given)])
             self._has_given = True
         try:
-            await self._parts.context._commit_now(state=state, journal=part)
+            await self._parts.context._commit_now(state=state, part=part)
         except BaseException as error:
             self._writing.lost = error
             raise

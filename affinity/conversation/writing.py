@@ -54,7 +54,7 @@ def end_of_delegation(
 
 @dataclass(eq=False)
 class WakeWriting:
-    """Collects the additions of one attempt of a wake; an `affinity.journal.JournalParticipant`."""
+    """Collects the additions of one attempt of a wake; an `affinity.records.PartParticipant`."""
 
     session_id: str
     wake_id: str

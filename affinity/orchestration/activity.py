@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from affinity.errors import ActivityMisuse
-from affinity.journal import JournalAccess, JournalParticipant, JournalWrite
+from affinity.journal import JournalAccess
 from affinity.orchestration.signals import ActivityCancelledSignal
-from affinity.records import Participant, SessionStore, StateWrite, WaitNotes
+from affinity.records import AnyParticipant, CommitPart, SessionStore, StateWrite, WaitNotes
 from affinity.user_code import call_sync
 
 _LOGGER = logging.getLogger("affinity.activity")
 _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
-AnyParticipant: TypeAlias = Participant | JournalParticipant
-
-PartCommit: TypeAlias = Callable[[StateWrite | None, JournalWrite | None], Awaitable[None]]
+PartCommit: TypeAlias = Callable[[StateWrite | None, Sequence[CommitPart]], Awaitable[None]]
 """See `ActivityContext._commit_now`."""
 
 
@@ -216,7 +214,7 @@ class ActivityContext:
         """
         return self._run.wait(timeout)
 
-    def _enlist(self, participant: Participant | JournalParticipant) -> None:
+    def _enlist(self, participant: AnyParticipant) -> None:
         """Commit ``participant`` with this activity's result (see `Participant`); call it on the event loop.
 
         For implementations of session state.
@@ -226,7 +224,7 @@ class ActivityContext:
         """
         self._run.participants = (*self._check_running(), participant)
 
-    async def _commit_now(self, *, state: StateWrite | None = None, journal: JournalWrite | None = None) -> None:
+    async def _commit_now(self, *, state: StateWrite | None = None, part: CommitPart | None = None) -> None:
         """Commit writes now, in one transaction, under the lock of this activity, which goes on.
 
         For implementations of session state.
@@ -240,7 +238,7 @@ class ActivityContext:
         self._check_running()
         if self._commit_part is None:
             raise ActivityMisuse("a part of a result is committed by a worker: run the activity on one")
-        await self._commit_part(state, journal)
+        await self._commit_part(state, [] if part is None else [part])
 
     def _withdraw(self, error: BaseException, *, retried: bool) -> None:
         """Drop the writes enlisted so far, for an activity whose result says that it failed with this error. The run

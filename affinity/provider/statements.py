@@ -1,8 +1,8 @@
 """SQL lives in ``.sql`` files beside its provider; this loads it.
 
 A file is a sequence of statements, each headed by a line ``-- name: what it is for``. A line ``-- include name`` stands
-for the text of another one of the file. A line ``-- columns of guests`` ends a select list to which guests add,
-and ``-- conditions of guests`` a condition.
+for the text of another one of the file. A line ``-- name of guests`` stands for what guests add at this place, such as
+``-- columns of guests`` for the end of a select list, and ``-- conditions of guests`` for the end of a condition.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def with_parts(statement: LiteralString, kept: frozenset[str]) -> LiteralString:
     return _PART.sub(lambda part: with_parts(part[2], kept) if part[1] in kept else "", statement)
 
 
-_COLUMNS: Final = re.compile(r"^ *-- columns of guests$", re.MULTILINE)
+_OF_GUESTS: Final = re.compile(r"^ *-- (\w+) of guests$", re.MULTILINE)
 
 
 def with_columns(statement: LiteralString, expressions: Iterable[LiteralString]) -> LiteralString:
     """The statement with these expressions at the end of its select list."""
-    added = "".join(f"    , ({expression})\n" for expression in expressions).rstrip("\n")
-    return _COLUMNS.sub(lambda _: added, statement)
-
-
-_CONDITIONS: Final = re.compile(r"^ *-- conditions of guests$", re.MULTILINE)
+    return with_guests(statement, columns="".join(f"    , ({expression})\n" for expression in expressions).rstrip("\n"))
 
 
 def with_conditions(statement: LiteralString, conditions: Iterable[LiteralString]) -> LiteralString:
     """Return the statement with these alternatives at the end of its condition."""
-    added = "\n".join(f"    OR ({condition})" for condition in conditions)
-    return _CONDITIONS.sub(lambda _: added, statement)
+    return with_guests(statement, conditions="\n".join(f"    OR ({condition})" for condition in conditions))
+
+
+def with_guests(statement: LiteralString, **texts: LiteralString) -> LiteralString:
+    """Return the statement with these texts in place of its lines ``-- name of guests``, by name."""
+    return _OF_GUESTS.sub(lambda line: texts.get(line[1], line[0]), statement)

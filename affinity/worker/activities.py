@@ -206,9 +206,9 @@ class ActivityRunner:
     def read_ahead(self, turn: Turn) -> None:
         """Read the pending inputs for the activities that a turn schedules, while the turn is committed.
 
-        A turn that writes to a journal is left out: the read could miss that write.
+        A turn with parts is left out: the read could miss what they write.
         """
-        if self.readers and not turn.journals:
+        if self.readers and not turn.parts:
             for item in turn.work_items:
                 if item.lock_here and (limit := self.readers.get(item.name)):
                     self._journals.read_ahead(turn.instance_id, limit)

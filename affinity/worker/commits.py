@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 
 from affinity.errors import ProviderError, SessionWriteConflict
-from affinity.journal import JournalWrite
 from affinity.provider.contract import (
     Placed,
     Release,
@@ -24,7 +23,7 @@ from affinity.provider.contract import (
     WorkItem,
     WorkLock,
 )
-from affinity.records import StateWrite
+from affinity.records import CommitPart, StateWrite
 from affinity.worker.committer import GroupCommit
 from affinity.worker.lease import lock_timeouts
 from affinity.worker.results import StagedResult, requeue_after_conflict
@@ -40,7 +39,7 @@ class Commits(WorkerPart):
     def __init__(self, services: WorkerServices) -> None:
         super().__init__(services)
         self._timeouts = lock_timeouts(services.options)
-        self._notified: set[str] = set()  # instances with a turn in flight whose readers have been notified
+        self._notified: set[str] = set()  # instances with a turn in flight whose change has been notified
         health, metrics, most = services.health, services.metrics, services.options.max_batch_bytes
         self.turns: GroupCommit[Turn, TurnResult] = GroupCommit(
             self._write_turns, health, max_weight=most, observe=metrics.batch("turn")
@@ -106,7 +105,7 @@ class Commits(WorkerPart):
                     result = self._without_work(result)
             if turn.instance_id in self._notified:
                 self._notified.discard(turn.instance_id)
-                with self._notifier.changes_notified(_lone_journal([turn])):
+                with self._notifier.changes_notified(_lone_change([turn])):
                     done(result)
             else:
                 done(result)
@@ -114,8 +113,8 @@ class Commits(WorkerPart):
         weight = 2 * built.size  # an input is in the history and in its work item
         for write in turn.states:
             weight += len(write.new.state)
-        for journal in turn.journals:
-            weight += journal.size
+        for part in turn.parts:
+            weight += part.size
         self.turns.submit(turn, settled, weight)
 
     def _without_work(self, result: TurnResult) -> TurnResult:
@@ -142,13 +141,12 @@ class Commits(WorkerPart):
                 self._lease.note_delivered([ack.lock])
             if staged is not None:
                 staged.settle(result is True)
-            if result is False and (ack.state or ack.journal):  # the token is dead, or the store has newer ones
+            if result is False and (ack.state or ack.parts):  # the token is dead, or the store has newer ones
                 self.submit_abandon(requeue_after_conflict(ack.lock))
 
-        staged_size = (len(ack.state.new.state) if ack.state else 0) + (ack.journal.size if ack.journal else 0)
-        self._acks.submit(ack, done, len(ack.message or "") + staged_size)
+        self._acks.submit(ack, done, len(ack.message or "") + _size(ack.state, ack.parts))
 
-    async def commit_part(self, lock: WorkLock, state: StateWrite | None, journal: JournalWrite | None) -> None:
+    async def commit_part(self, lock: WorkLock, state: StateWrite | None, parts: Sequence[CommitPart]) -> None:
         """See `ActivityContext._commit_now`."""
         answer: asyncio.Future[bool | ProviderError] = asyncio.get_running_loop().create_future()
 
@@ -156,13 +154,13 @@ class Commits(WorkerPart):
             if not answer.done():  # else the activity was cancelled
                 answer.set_result(result)
 
-        size = (len(state.new.state) if state else 0) + (journal.size if journal else 0)
-        self._parts.submit(WorkAck(lock=lock, message=None, state=state, journal=journal), done, size)
+        ack = WorkAck(lock=lock, message=None, state=state, parts=parts)
+        self._parts.submit(ack, done, _size(state, parts))
         result = await answer
         if isinstance(result, ProviderError) and not result.retryable:
             raise result
         if result is not True:
-            session_id = journal.session_id if journal else state.new.session_id if state else ""
+            session_id = parts[0].session_id if parts else state.new.session_id if state else ""
             why = "a part of its activity's result was refused" if result is False else f"it is not known: {result}"
             raise SessionWriteConflict(session_id, None, None, why)
 
@@ -203,7 +201,7 @@ class Commits(WorkerPart):
     # -- writing
 
     async def _write_turns(self, turns: Sequence[Turn]) -> Sequence[TurnResult]:
-        notify = _lone_journal(turns)
+        notify = _lone_change(turns)
         commit = self._provider.commit_turn(self._identity, turns, self._timeouts, notify=notify)
         results = await self._lease.calls.watch("turns", commit)
         if notify:
@@ -223,9 +221,14 @@ class Commits(WorkerPart):
         return [None] * len(releases)
 
 
-def _lone_journal(turns: Sequence[Turn]) -> Sequence[str]:
-    """The session whose journal a lone turn writes; empty for other batches.
+def _size(state: StateWrite | None, parts: Sequence[CommitPart]) -> int:
+    """Approximate bytes of what is written with a result."""
+    return (len(state.new.state) if state else 0) + sum([part.size for part in parts])
 
-    `Notifier` notifies the readers of larger batches: it joins notices, and does not use the connection for commits.
+
+def _lone_change(turns: Sequence[Turn]) -> Sequence[str]:
+    """The session that the one part of a lone turn changes; empty for other batches.
+
+    `Notifier` sends the notices of larger batches: it joins notices, and does not use the connection for commits.
     """
-    return [turns[0].journals[0].session_id] if len(turns) == 1 and len(turns[0].journals) == 1 else ()
+    return [turns[0].parts[0].session_id] if len(turns) == 1 and len(turns[0].parts) == 1 else ()

@@ -388,7 +388,7 @@ class InstanceTable(WorkerPart):
             consumed=messages,
             acks=acks,
             states=[each.state for each in staged if each.state is not None] if staged else (),
-            journals=[each.journal for each in staged if each.journal is not None] if staged else (),
+            parts=[part for each in staged for part in each.parts] if staged else (),
             runs=runs,
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
@@ -639,8 +639,8 @@ class InstanceTable(WorkerPart):
         self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None, *, ordered: bool
     ) -> None:
         message = encode_message(lock.key.execution_id, event, run or ActivityRun(self._worker_id, 1))
-        state, journal = (staged.state, staged.journal) if staged else (None, None)
-        ack = WorkAck(lock=lock, message=message, state=state, journal=journal)
+        state, parts = (staged.state, staged.parts) if staged else (None, ())
+        ack = WorkAck(lock=lock, message=message, state=state, parts=parts)
         self._commits.submit_ack(ack, staged, ordered=ordered)
 
     def _shrink(self) -> None:

@@ -1,8 +1,8 @@
-"""Session state, and entries of a session's journal, that are committed together with an activity's result.
+"""Session state, and parts of guests, that are committed together with an activity's result.
 
-An activity that opened the state of its session has *participants* enlisted (`affinity.session.Participant`), and so
-has a wake. When its code has returned they prepare the writes that go with the result. `StagedResult` carries them
-beside it, in the turn or in the ack.
+An activity that opened the state of its session has *participants* enlisted (`affinity.session.Participant`), and
+guests enlist others. When its code has returned they prepare the writes that go with the result. `StagedResult` carries
+them beside it, in the turn or in the ack.
 
 Each participant is notified exactly once whether the result was committed. Only a commit that this worker has seen
 counts as one. So memory is never ahead of the database: a copy of the state is used again only when its result is in
@@ -14,31 +14,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from affinity.errors import SessionError
-from affinity.journal import JournalWrite
 from affinity.orchestration import ActivityContext
-from affinity.orchestration.activity import AnyParticipant, settle
+from affinity.orchestration.activity import settle
 from affinity.provider.contract import WorkAbandon, WorkLock
-from affinity.records import StateWrite
+from affinity.records import AnyParticipant, CommitPart, StateWrite
 
 
 class StagedResult:
     """The participants of one run of an activity, and their parts of its result."""
 
-    __slots__ = ("__weakref__", "_participants", "journal", "sessions", "state")
+    __slots__ = ("__weakref__", "_participants", "parts", "sessions", "state")
 
     def __init__(self, participants: Sequence[AnyParticipant]) -> None:
         self._participants = participants
         self.state: StateWrite | None = None
-        self.journal: JournalWrite | None = None
+        self.parts: tuple[CommitPart, ...] = ()
         self.sessions: frozenset[str] = frozenset()
-        """The sessions whose state or entries are written."""
+        """The sessions that are written."""
 
     @classmethod
     async def of(cls, participants: Sequence[AnyParticipant], session_id: str | None) -> StagedResult:
         """The staged result of a run whose code has returned, and had these enlisted.
 
         Raises:
-            SessionError: more than one state, or more than one write of the journal, of the session.
+            SessionError: more than one state, or more than one part of a guest.
             Exception: what a participant raised. All are settled then.
         """
         staged = cls(participants)
@@ -59,14 +58,14 @@ class StagedResult:
                 raise _second_write("states", session_id)
             self.state = write
             self.sessions |= {write.new.session_id}
-        elif isinstance(write, JournalWrite):
-            if self.journal is not None:
-                raise _second_write("journals", session_id)
-            self.journal = write
+        elif isinstance(write, CommitPart):
+            if any(part.guest == write.guest for part in self.parts):
+                raise _second_write(write.noun, session_id)
+            self.parts = (*self.parts, write)
             self.sessions |= {write.session_id}
         else:
             what = type(write).__name__
-            raise SessionError(f"a participant must prepare a StateWrite, a JournalWrite or None, not a {what}")
+            raise SessionError(f"a participant must prepare a StateWrite, a CommitPart or None, not a {what}")
 
     def settle(self, applied: bool) -> None:
         """Notify the participants, once, whether the result was committed."""

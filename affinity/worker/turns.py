@@ -9,7 +9,6 @@ from typing import Final
 from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, details_document
-from affinity.journal import JournalWrite
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.waits import moved_event
@@ -36,7 +35,7 @@ from affinity.provider.contract import (
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, StateWrite, constructor, frozen
+from affinity.records import ActivityRun, CommitPart, StateWrite, constructor, frozen
 from affinity.worker.tracing import NO_CONTEXTS, TurnContexts
 
 NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
@@ -112,7 +111,7 @@ def build_turn(
     consumed: Sequence[int],
     acks: Sequence[WorkLock],
     states: Sequence[StateWrite] = (),
-    journals: Sequence[JournalWrite] = (),
+    parts: Sequence[CommitPart] = (),
     runs: Mapping[int, ActivityRun] = NO_RUNS,
     lock_here: int,
     plain_here: int | None = None,
@@ -131,7 +130,7 @@ def build_turn(
         consumed: ids of the messages that the step consumed.
         acks: locks of the work items whose results it consumed.
         states: session state that is written with these results.
-        journals: entries that are written with these results.
+        parts: of guests that are written with these results.
         runs: of activities whose results are among the events of the step, by event id: `Turn.runs`.
         lock_here: at most this many new work items ask to be run by this worker immediately.
         plain_here: and at most so many session-free ones; the rest of a fan-out is for all workers. None: as many.
@@ -178,7 +177,7 @@ def build_turn(
         custom_status=step.custom_status,
         unread=step.unread,
         states=states,
-        journals=journals,
+        parts=parts,
         runs=runs,
     )
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)

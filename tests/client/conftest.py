@@ -104,7 +104,7 @@ class Puppet:
     async def write(self, *writes: JournalWrite) -> None:
         """Take a turn of each instance that commits these additions to its journal."""
         for each in writes:
-            await self._commit(await self.take(each.session_id), InstanceUpdate(status="running"), journals=[each])
+            await self._commit(await self.take(each.session_id), InstanceUpdate(status="running"), parts=[each])
 
     async def hold(self, instance_id: str, session_id: str) -> None:
         """Schedule work on a session, and claim the session with it."""
@@ -124,7 +124,7 @@ class Puppet:
         *,
         history: list[str] | None = None,
         work_items: list[NewWorkItem] | None = None,
-        journals: Sequence[JournalWrite] = (),
+        parts: Sequence[JournalWrite] = (),
         replies: Sequence[MessageReply] = (),
     ) -> None:
         started = [
@@ -138,7 +138,7 @@ class Puppet:
             history=[encode_event(replace(event, version="1.0.0", time=1.0)) for event in started] + (history or []),
             consumed=[message.id for message in item.messages],
             work_items=work_items or [],
-            journals=journals,
+            parts=parts,
             replies=replies,
             update=update,
         )

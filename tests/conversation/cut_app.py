@@ -17,8 +17,8 @@ KIND: Final = "cut"
 
 MATCHES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "fetch": ("fetch_work_item", lambda found: bool(found.items)),
-    "commit": ("commit_turn", lambda turns: any(turn.journals for turn in turns)),
-    "ack": ("ack_work_item", lambda acks: any(ack.journal for ack in acks)),
+    "commit": ("commit_turn", lambda turns: any(turn.parts for turn in turns)),
+    "ack": ("ack_work_item", lambda acks: any(ack.parts for ack in acks)),
     "continue": ("commit_turn", lambda turns: any(turn.update and turn.update.continued for turn in turns)),
 }
 """By name: a call, and a condition on its result (of a fetch) or its requests (of the others)."""

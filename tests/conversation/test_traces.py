@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
@@ -29,8 +29,9 @@ from affinity.conversation import (
     shown_trace,
 )
 from affinity.errors import SessionWriteConflict
-from affinity.journal import JournalWrite
+from affinity.journal import journal_writes
 from affinity.provider.contract import WorkLock
+from affinity.records import CommitPart
 from affinity.session import StateWrite
 from affinity.testing import Env
 from affinity.worker.commits import Commits
@@ -116,13 +117,13 @@ async def test_a_wake_that_takes_long_runs_its_steps_once(url: str, monkeypatch:
     attempts: list[int] = []
     commit = Commits.commit_part
 
-    async def count(self: Commits, lock: WorkLock, state: StateWrite | None, journal: JournalWrite | None) -> None:
+    async def count(self: Commits, lock: WorkLock, state: StateWrite | None, parts: Sequence[CommitPart]) -> None:
         nonlocal running, most, is_shown
         running += 1
         most = max(most, running)
-        await commit(self, lock, state, journal)
+        await commit(self, lock, state, parts)
         running -= 1
-        is_shown |= journal is not None and bool(journal.entries)
+        is_shown |= any(part.entries for part in journal_writes(parts))
 
     async def double(number: int) -> int:
         return 2 * number

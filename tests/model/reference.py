@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from affinity.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite
+from affinity.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite, journal_writes
 from affinity.provider.contract import (
     FINISHED,
     Generation,
@@ -421,12 +421,12 @@ class Reference:
         for one in sent:
             turn = one.turn
             names = {("state", write.new.session_id) for write in turn.states}
-            names |= {("journal", write.session_id) for write in turn.journals}
+            names |= {("journal", write.session_id) for write in turn.parts}
             passes = (
                 self._is_current(identity, turn, one.generation)
                 and all(self.find(lock) and lock not in spent for lock in turn.acks)
                 and all(self.fits(write, sessions) for write in turn.states)
-                and all(self.fits_journal(write) for write in turn.journals)
+                and all(self.fits_journal(write) for write in journal_writes(turn.parts))
                 and not names & written
             )
             verdicts.append(passes)
@@ -520,7 +520,7 @@ class Reference:
     def _advance(self, instance: ModelInstance, turn: Turn) -> None:
         for lock in turn.acks:
             del self.instances[lock.key.instance_id].items[lock.key]
-        for one in turn.journals:
+        for one in journal_writes(turn.parts):
             self.journals[one.session_id].write(one, self.now)
         for write in turn.states:
             self.write(write.new.session_id, write.new.state.decode(), epoch=write.epoch)

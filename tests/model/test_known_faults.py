@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
-from affinity.journal import Appended, JournalAppend, PendingWork
+from affinity.journal import Appended, JournalAppend, PendingWork, journal_writes
 from affinity.provider.contract import (
     Delivery,
     Generation,
@@ -158,7 +158,7 @@ class ChangesWakes(FaultyProvider):
     without: ClassVar[Mapping[str, Any]]
 
     def faulty(self, turn: Turn) -> Turn:
-        return replace(turn, journals=[replace(write, **self.without) for write in turn.journals])
+        return replace(turn, parts=[replace(write, **self.without) for write in journal_writes(turn.parts)])
 
 
 class KeepsRevisitsThatAreDone(ChangesWakes):
@@ -179,7 +179,7 @@ class TakesAnyWatermark(FaultyProvider):
     async def commit_turn(
         self, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
     ) -> Sequence[TurnResult]:
-        names = [write.session_id for turn in turns for write in turn.journals]
+        names = [write.session_id for turn in turns for write in turn.parts]
         works = (
             dict(zip(names, await journals_of(self.provider).get_pending(names, limit=1), strict=True)) if names else {}
         )
@@ -187,10 +187,10 @@ class TakesAnyWatermark(FaultyProvider):
         return await super().commit_turn(identity, unfenced, timeouts, notify=notify)
 
     def _without_fence(self, turn: Turn, works: Mapping[str, PendingWork | None]) -> Turn:
-        found = [(write, works[write.session_id]) for write in turn.journals]
+        found = [(write, works[write.session_id]) for write in journal_writes(turn.parts)]
         return replace(
             turn,
-            journals=[
+            parts=[
                 write if work is None else replace(write, base=work.processed, journal_id=work.journal_id)
                 for write, work in found
             ],

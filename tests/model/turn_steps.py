@@ -165,7 +165,7 @@ class TurnSteps(WorkSteps, JournalSteps):
             consumed=[m.id for m in consumed] + (foreign if step.foreign else []),
             acks=[item.lock for item in acks],
             states=self._state_writes(worker, acks) if step.saves else [],
-            journals=[] if step.wake is None else self._wake(worker, step),
+            parts=[] if step.wake is None else self._wake(worker, step),
             work_items=work,
             messages=messages,
             instances=children,
@@ -231,7 +231,7 @@ class TurnSteps(WorkSteps, JournalSteps):
             assert live
         for session_id in result.conflicts:
             written = {write.new.session_id for write in one.turn.states}
-            if session_id not in written | {write.session_id for write in one.turn.journals}:
+            if session_id not in written | {write.session_id for write in one.turn.parts}:
                 raise Violation(f"a conflict over {session_id}, which the turn does not write")
 
     def _judge_places(self, worker: SimulatedWorker, sent: Turn, result: TurnResult) -> None:
@@ -270,7 +270,7 @@ class TurnSteps(WorkSteps, JournalSteps):
             if worker.coroutines.get(sent.instance_id) is live:
                 del worker.coroutines[sent.instance_id]
             return
-        for written in sent.journals:
+        for written in sent.parts:
             worker.pending.pop(written.session_id, None)
         for place in result.placed:
             if place.item is not None:

@@ -170,17 +170,15 @@ async def test_statements_on_journals_read_what_they_need(
             )
             own = replace(peer, provider=watched)
             assert (
-                await check(partial(own.commit_one, at, journals=[write], work_items=[work_item(at, 1, "s")]))
+                await check(partial(own.commit_one, at, parts=[write], work_items=[work_item(at, 1, "s")]))
             ).committed
             await check_replies(watched, check, pending.last_seq)
-            refused = await check(
-                partial(own.commit_one, replace(at, event_count=at.event_count + 1), journals=[write])
-            )
+            refused = await check(partial(own.commit_one, replace(at, event_count=at.event_count + 1), parts=[write]))
             assert refused.conflicts == ["s"]
             item = await own.take_one()
             again = replace(write, base=write.processed, wake_id="w2", ended_requests=["r"], ended_revisits=["k"])
             again = replace(again, delegations=[OpenDelegation("e", "t")], ended_delegations=["d"])
-            acks = [WorkAck(lock=item.lock, message="done", journal=replace(again, appends=[said("t", "again")]))]
+            acks = [WorkAck(lock=item.lock, message="done", parts=[replace(again, appends=[said("t", "again")])])]
             assert await check(partial(watched.ack_work_item, own.identity, acks, TIMEOUTS)) == [True]
             await provider.states.save(SessionState(session_id="s", state=b""))
             at = replace(at, event_count=at.event_count + 1)
@@ -188,7 +186,7 @@ async def test_statements_on_journals_read_what_they_need(
             item = await own.take_one()
             alone = replace(again, wake_id="w4", entries=[answered("3", "w4")], requests=[], revisits=[], appends=[])
             alone = replace(alone, delegations=[], ended_requests=[], ended_revisits=[])
-            step = {"acks": [item.lock], "journals": [alone], "states": [state_write(item, base=1)]}
+            step = {"acks": [item.lock], "parts": [alone], "states": [state_write(item, base=1)]}
             assert (await check(partial(own.commit_one, at, **step))).committed
             answer = said("s", answers=Answer(request_id="r", kind="confirm"), drops=True, closes=True)
             assert (await check(partial(journals_of(watched).append_journal, [answer])))[0].outcome == "appended"
@@ -226,7 +224,7 @@ async def test_parked_items_are_found_by_their_key(
                 assert result.committed
                 return [place.parked for place in result.placed]
 
-            assert await commit(0, 1, journals=[write]) == [True]
+            assert await commit(0, 1, parts=[write]) == [True]
             plain, started = replace(said("s"), start=None), said("s")
             assert [one.unparked for one in await check(partial(journals_of(watched).append_journal, [plain]))] == [
                 True
@@ -239,7 +237,7 @@ async def test_parked_items_are_found_by_their_key(
             fetched = await check(partial(own.fetch, 10, only_own=True, readers=["work"]))
             assert (len(fetched.items), len(fetched.pending)) == (1, 1)
             assert await commit(1, 2) == [False]
-            assert await commit(2, 3, journals=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
+            assert await commit(2, 3, parts=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
             outcomes = await check(partial(journals_of(watched).append_journal, [started, said("t"), plain]))
             assert [one.unparked for one in outcomes] == [True, False, False]
             assert await commit(3, cancel_activities=[3]) == []
@@ -263,7 +261,7 @@ async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
         at = await take(peer, "s")
         write = JournalWrite(session_id="s", journal_id=first.journal_id, base=0, processed=1, wake_id="w")
         parked = replace(work_item(at, 1, "s"), parked=True)
-        assert (await peer.commit_one(at, journals=[write], work_items=[parked])).committed
+        assert (await peer.commit_one(at, parts=[write], work_items=[parked])).committed
     admin.execute(
         f"DO 'BEGIN FOR i IN 1 .. {MANY} LOOP UPDATE journals SET updated_at = updated_at WHERE session_id = ''s'';"
         " END LOOP; END'"
@@ -431,7 +429,7 @@ async def test_an_append_and_a_commit_wait_for_each_other(
         with administrator(postgres_migrated) as rival:
             with rival.transaction():
                 rival.execute("SELECT FROM journals WHERE session_id = 's' FOR UPDATE")
-                commit = asyncio.create_task(peer.commit_one(at, journals=[write]))
+                commit = asyncio.create_task(peer.commit_one(at, parts=[write]))
                 await until(admin, SOMEBODY_WAITS)
                 append = asyncio.create_task(journals_of(client).append_journal([said("s", "e")]))
                 await until(admin, SOMEBODY_WAITS.replace("> 0", "> 1"))
@@ -457,11 +455,11 @@ async def test_a_fence_is_compared_with_the_row_that_was_waited_for(
         assert (await peer.commit_one(at, work_items=[work_item(at, 1)])).committed
         at = replace(at, event_count=at.event_count + 1)
         item = await peer.take_one()
-        ack = WorkAck(lock=item.lock, message="done", journal=replace(write, base=1))
+        ack = WorkAck(lock=item.lock, message="done", parts=[replace(write, base=1)])
         with administrator(postgres_migrated) as rival:
             with rival.transaction():
                 rival.execute(MOVES)
-                commit = asyncio.create_task(peer.commit_one(at, journals=[write]))
+                commit = asyncio.create_task(peer.commit_one(at, parts=[write]))
                 await until(admin, SOMEBODY_WAITS)
             assert (await commit).conflicts == ["s"]
             with rival.transaction():
@@ -491,7 +489,7 @@ async def test_of_two_acks_of_one_batch_the_first_writes_a_journal(postgres_migr
             replace(write, session_id="t", journal_id=other.journal_id, entries=[answered("other", "w")]),
         ]
         acks = [
-            WorkAck(lock=item.lock, message="done", journal=journal)
+            WorkAck(lock=item.lock, message="done", parts=[] if journal is None else [journal])
             for item, journal in zip(items, writes, strict=True)
         ]
         assert await provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False, True, True]
@@ -599,12 +597,12 @@ async def _item(peer: Peer, at: OrchestrationItem) -> WorkItem:
 
 
 async def _acked(peer: Peer, item: WorkItem, write: JournalWrite) -> bool:
-    ack = WorkAck(lock=item.lock, message="done", journal=write)
+    ack = WorkAck(lock=item.lock, message="done", parts=[write])
     return (await peer.provider.ack_work_item(peer.identity, [ack], TIMEOUTS))[0]
 
 
 async def _committed(peer: Peer, at: OrchestrationItem, write: JournalWrite) -> bool:
-    return (await peer.commit_one(at, journals=[write])).committed
+    return (await peer.commit_one(at, parts=[write])).committed
 
 
 # --- notifications ----------------------------------------------------------------------------------------------------

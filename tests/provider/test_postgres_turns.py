@@ -43,7 +43,7 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        if statement == turns._CHECK_FENCES:
+        if statement == turns._fence_checks(()):
             kinds.append("check")
         elif "commit_turn(" in statement:
             kinds.append("fused")
@@ -87,7 +87,7 @@ async def test_a_batch_that_is_refused_though_each_turn_passes_is_contention(
     run = provider.connections.commit.run
 
     async def disturbed(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._CHECK_FENCES else 1])
+        admin.execute("UPDATE instances SET event_count = %s", [0 if statement == turns._fence_checks(()) else 1])
         return await run(statement, params, **behind)
 
     monkeypatch.setattr(provider.connections.commit, "run", disturbed)

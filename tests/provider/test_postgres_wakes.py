@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 import psycopg
 import pytest
 
-from affinity.journal import JournalCreation, JournalRange, NewEntry, NewRequest
+from affinity.journal import JournalCreation, JournalRange, NewEntry, NewRequest, journal_writes
 from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.contract import (
     Generation,
@@ -69,8 +69,8 @@ def asked(provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch) -> list[K
     run = connection.run
 
     async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
-        is_wake = "commit_turn(" in statement
-        kinds.append("check" if statement == turns._CHECK_FENCES else "wake" if is_wake else "batch")
+        is_wake = "commit_wake(" in statement
+        kinds.append("check" if statement == turns._fence_checks(("conversation",)) else "wake" if is_wake else "batch")
         return await run(statement, params, **behind)
 
     monkeypatch.setattr(connection, "run", noting)
@@ -93,7 +93,7 @@ async def ready(peer: Peer, name: str = "i", session: str | None = "s") -> Turn:
     write = await owner.new_write(entries=entries, wake_id="w2", attempt=3, clear_stream=True)
     metadata = {"kind": "chat", "name": "n", "parent": "p", "labels": {"a": "b"}, "message_count": 7}
     states = [] if session is None else [saved(item, **metadata, participants=["u"])]
-    return turn(at, acks=[item.lock], journals=[write], states=states, history=["done", "next", "last"])
+    return turn(at, acks=[item.lock], parts=[write], states=states, history=["done", "next", "last"])
 
 
 def saved(item: WorkItem, **metadata: Any) -> StateWrite:
@@ -301,7 +301,7 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
     """Each thing that the short function does not know."""
     peer = await registered(provider)
     one = await ready(peer)
-    (write,), (ack,), (saved_state,) = one.journals, one.acks, one.states
+    (write,), (ack,), (saved_state,) = journal_writes(one.parts), one.acks, one.states
     at = await peer.own("other")
     writes: list[dict[str, Any]] = [
         {"entries": [output("e", "w2", event_id="e")]},
@@ -324,10 +324,10 @@ async def test_what_is_more_than_a_wake_goes_the_general_way(
         {"runs": {one.event_count + 1: ActivityRun("b", 2)}},
         {"work_items": [work_item(at, 1)]},
         {"work_items": [*with_parked(one, 7).work_items] * 2},
-        {"work_items": with_parked(one, 7).work_items, "journals": [replace(write, session_id="other")]},
+        {"work_items": with_parked(one, 7).work_items, "parts": [replace(write, session_id="other")]},
         {"states": [replace(saved_state, base_version=0)]},
         {"states": [saved_state, replace(saved_state, new=state("t"))]},
-        *({"journals": [replace(write, **fields)]} for fields in writes),
+        *({"parts": [replace(write, **fields)]} for fields in writes),
     ]
     stale = replace(one, event_count=77)
     for step in steps:

@@ -221,7 +221,7 @@ class Takes:
 
 async def test_a_result_brings_one_state_and_one_write_of_a_journal() -> None:
     staged = await StagedResult.of([Takes(state()), Takes(write()), Takes(None)], "s")  # type: ignore[list-item]
-    assert (staged.state, staged.journal, staged.sessions) == (state(), write(), frozenset({"s"}))
+    assert (staged.state, staged.parts, staged.sessions) == (state(), (write(),), frozenset({"s"}))
 
 
 async def test_two_writes_of_a_journal_are_refused_and_settled() -> None:

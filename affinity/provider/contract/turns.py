@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from affinity.journal import JournalWrite
 from affinity.provider.contract.instances import FINISHED, Generation, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
-from affinity.records import ActivityRun, StateWrite, frozen
+from affinity.records import ActivityRun, CommitPart, StateWrite, frozen
 
 
 @frozen(kw_only=True)
@@ -37,8 +36,9 @@ class Turn:
 
     The fence: the instance is owned by the caller's incarnation, is of generation ``generation``, is not finished, runs
     execution ``execution_id`` and has exactly ``event_count`` events; every lock in ``acks`` has a live token; and
-    every write in ``states`` and in ``journals`` passes its own fence (`StateWrite`, `JournalWrite`). Otherwise nothing
-    of the turn is applied. Of several writes of one session's state, or of one journal, in a batch the first passes.
+    every write in ``states`` and in ``parts`` passes its own fence (`StateWrite`, `CommitPart`). Otherwise nothing of
+    the turn is applied. Of several writes of one session's state in a batch the first passes; see also
+    `CommitPart.sessions`.
     """
 
     instance_id: str
@@ -59,7 +59,7 @@ class Turn:
     custom_status: str | None = None  # JSON; None keeps the one before
     unread: int | None = None  # messages consumed so far that the code has not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
-    journals: Sequence[JournalWrite] = ()  # what these activities add to the journals of their sessions
+    parts: Sequence[CommitPart] = ()  # of guests, with these results
     holds: Sequence[SessionHold] = ()
     ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
@@ -104,7 +104,7 @@ class TurnResult:
         WorkLock
     ] = ()  # when refused: the locks without a live token (maybe none: then the fence failed)
     placed: Sequence[Placed] = ()  # when committed: one for each of ``work_items``
-    conflicts: Sequence[str] = ()  # when refused: sessions whose state or journal write did not pass its fence
+    conflicts: Sequence[str] = ()  # when refused: sessions of states and parts that did not pass their fences
 
 
 @frozen(kw_only=True)

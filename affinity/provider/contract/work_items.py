@@ -7,10 +7,10 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
-from affinity.journal import JournalWrite, PendingWork
+from affinity.journal import PendingWork
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.workers import NO_TAGS, WorkerTags
-from affinity.records import StateWrite, frozen
+from affinity.records import CommitPart, StateWrite, frozen
 
 Token = NewType("Token", str)
 """The name of one lock on one work item; a redelivery has another."""
@@ -55,10 +55,9 @@ class NewWorkItem:
     # It has a session, and waits until all earlier ordered items of that session are gone, of all instances: items that
     # were committed before it, or that come before it in the batch.
     ordered: bool = False
-    # Kept out of the queue until an append with an input queues it in place of its message (`JournalAppend.message`);
-    # until then it is no work of its session, and no verb of the queue shows it. The journal has the instance's
-    # id. Queued by the commit, unlocked, if that has inputs behind its watermark after the commit, or if there is
-    # none. An instance has one such item, the last; it is gone with its execution. Without the options below and above.
+    # Kept out of the queue until the guest that parks items queues it; until then it is no work of its session, and no
+    # verb of the queue shows it. Queued by the commit, unlocked, if the guest has work for it after the commit. An
+    # instance has one such item, the last; it is gone with its execution. Without the options below and above.
     parked: bool = False
 
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
@@ -172,10 +171,10 @@ class WorkAck:
 
     lock: WorkLock
     # Payload of the completion message to ``lock.key.instance_id``. None: the activity goes on; the item keeps its
-    # lock, and only state and journal are written.
+    # lock, and only state and parts are written.
     message: str | None
     state: StateWrite | None = None  # applied with it; when its fence fails, nothing of the ack is applied
-    journal: JournalWrite | None = None  # likewise
+    parts: Sequence[CommitPart] = ()  # likewise, of guests: one of each at most
 
 
 @frozen(kw_only=True)

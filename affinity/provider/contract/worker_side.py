@@ -287,7 +287,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         An applied turn appends ``history`` and, beside the events, the time, the caller and ``runs``; removes
         ``consumed`` messages and acked items; touches the sessions of acks; adds items, messages and instances; removes
-        cancelled activities, whichever worker runs them, and cancelled timers; writes ``states`` and ``journals``;
+        cancelled activities, whichever worker runs them, and cancelled timers; writes ``states`` and ``parts``;
         begins and ends holds and watches. ``continued`` starts the next execution with event count 0; a finished status
         removes all queue rows of the instance. A work item or timer that a turn queues and also cancels is not queued;
         a message to a child that it creates arrives after the child's start.

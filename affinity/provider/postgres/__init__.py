@@ -28,7 +28,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     old_data            what a sweep removes because it is old
     journals            journals: append, what a wake has to do, read
     journal_admin       journals: list, requests, revisits, delete, prune
-    journal_writes      journals: what a commit or an ack adds
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, LiteralString, NamedTuple
@@ -36,7 +36,7 @@ from affinity.provider.postgres.driver.arrays import Bools, Int, Ints, Text, Tex
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import hint_statement
-from affinity.provider.postgres.operations import Database, columns, present
+from affinity.provider.postgres.operations import Database, call_of, columns, present
 from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
@@ -281,15 +281,6 @@ def _append_call(params: Params, *, as_client: bool) -> LiteralString:
     if not as_client:
         return call_of("append_journals", tuple(params))
     return call_of("client_append_journals", tuple(name for name in params if name not in _OF_WAKES))
-
-
-@cache
-def call_of(
-    function: LiteralString, names: tuple[LiteralString, ...], prefix: LiteralString = "", also: LiteralString = ""
-) -> LiteralString:
-    """A call with named arguments, whose parameters have the same names behind the prefix, and other arguments."""
-    arguments: LiteralString = ", ".join([f"_{name} => %({prefix}{name})s" for name in names])
-    return f"{function}({arguments}{also})"
 
 
 def _start_params(appends: Sequence[JournalAppend]) -> Params:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from functools import cache
 from itertools import accumulate, count, pairwise
 from typing import LiteralString, NamedTuple
 
@@ -85,3 +86,12 @@ def flags(total: int, positions: Iterable[int]) -> list[bool]:
     for position in positions:
         found[position - 1] = True
     return found
+
+
+@cache
+def call_of(
+    function: LiteralString, names: tuple[LiteralString, ...], prefix: LiteralString = "", also: LiteralString = ""
+) -> LiteralString:
+    """A call with named arguments, whose parameters have the same names behind the prefix, and other arguments."""
+    arguments: LiteralString = ", ".join([f"_{name} => %({prefix}{name})s" for name in names])
+    return f"{function}({arguments}{also})"

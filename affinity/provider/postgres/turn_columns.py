@@ -7,10 +7,9 @@ from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from affinity.provider.contract import Generation, InstanceUpdate, NewWorkItem, Turn, WorkKey
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
-from affinity.provider.postgres.journal_writes import plain_write_values
 from affinity.provider.postgres.messages import instance_columns, message_columns
 from affinity.provider.postgres.operations import key_columns, lock_columns
-from affinity.provider.postgres.session_store import state_columns, state_values
+from affinity.provider.postgres.session_store import state_columns
 
 Columns: TypeAlias = dict[LiteralString, Packed]
 
@@ -44,7 +43,7 @@ class Parking(NamedTuple):
     items: Sequence[NewWorkItem]  # items to park: the last of each turn
     generations: Sequence[Generation]  # of the instances of ``items``
     cancelled: Sequence[WorkKey]  # cancelled items, which may be parked, or queued by now
-    instances: Collection[str]  # instances of all of them; each is also the session of its journal
+    instances: Collection[str]  # instances of all of them
 
 
 def find_parking(turns: Sequence[Turn]) -> Parking:
@@ -122,29 +121,6 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
         "consumed_of": Texts([instance_id for instance_id, _ in consumed]),
         "consumed": Ints([message for _, message in consumed]),
     }
-
-
-def parking_params(parking: Parking, *, locks: bool) -> Columns:
-    """The parameters of ``park_items`` that this batch needs.
-
-    Args:
-        parking: of the batch.
-        locks: whether the function is to lock the journals, which nothing before it has locked.
-    """
-    columns: Columns = {}
-    if parking.items:
-        columns |= {
-            **key_columns([item.key for item in parking.items]),
-            "generation": Texts(parking.generations),
-            "name": Texts([item.name for item in parking.items]),
-            "session": Texts([item.session_id for item in parking.items]),
-            "payload": Texts([item.payload for item in parking.items]),
-        }
-    if parking.cancelled:
-        columns |= key_columns(parking.cancelled, "cancel_")
-    if locks:
-        columns["lock"] = Texts(parking.instances)
-    return columns
 
 
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:
@@ -228,13 +204,13 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
 
 def fused_params(turn: Turn) -> Columns | None:
     """The arguments of ``commit_turn`` of a turn that queues work to run here; None for another turn."""
-    if len(turn.work_items) != 1 or turn.journals or turn.states or not _takes_one_result(turn):
+    if len(turn.work_items) != 1 or turn.parts or turn.states or not takes_one_result(turn):
         return None
     (item,) = turn.work_items
     if not item.lock_here or item.claim_here or item.ordered or item.parked or item.is_restricted or item.delay > 0:
         return None
     return {
-        **_result_values(turn),
+        **result_values(turn),
         "item_activity": Int(item.key.activity_id),
         "item_name": Text(item.name),
         "item_session": Text(item.session_id),
@@ -242,39 +218,15 @@ def fused_params(turn: Turn) -> Columns | None:
     }
 
 
-def wake_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_turn`` that the turn of a wake has; None for a turn of another kind."""
-    if len(turn.journals) != 1 or len(turn.work_items) > 1 or len(turn.states) > 1 or not _takes_one_result(turn):
-        return None
-    (write,) = turn.journals
-    journal = plain_write_values(write)
-    if journal is None or any(state.base_version == 0 for state in turn.states):
-        return None
-    params = {**_result_values(turn), **journal}
-    for state in turn.states:
-        params |= state_values(state)
-    for item in turn.work_items:
-        if not item.parked or write.session_id != turn.instance_id:
-            return None
-        if any(state.new.session_id != item.session_id for state in turn.states):  # its wakes run on another's lease
-            return None
-        params |= {
-            "parked_activity": Int(item.key.activity_id),
-            "parked_name": Text(item.name),
-            "parked_session": Text(item.session_id),
-            "parked_payload": Text(item.payload),
-        }
-    return params
-
-
-def _takes_one_result(turn: Turn) -> bool:
-    """Whether the turn takes one result and writes nothing else than work items, states and journals."""
+def takes_one_result(turn: Turn) -> bool:
+    """Whether the turn takes one result and writes nothing else than work items, states and parts of guests."""
     if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
         return False
     return not any(_needs((turn,))._replace(states=False))
 
 
-def _result_values(turn: Turn) -> Columns:
+def result_values(turn: Turn) -> Columns:
+    """The arguments of ``commit_turn`` of a turn that takes one result, without what it writes."""
     (ack,) = turn.acks
     return {
         "instance": Text(turn.instance_id),

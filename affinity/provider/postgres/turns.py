@@ -4,7 +4,7 @@ States of one batch::
 
     sent ──all turns pass──► committed
     sent ──one does not──► refused: nothing is written ──`check_fences`──► sent again without the turns that do not pass
-    sent alone, as a fused turn or a wake ──it passes, and its work is to run here, or is parked──► committed
+    sent alone, in one call ──it passes, and its work is to run here, or is parked──► committed
     sent alone ──otherwise──► nothing is written; sent as any other batch
 
 `check_fences` only reads. A turn that does not pass never passes later, since a fence that has moved never moves back.
@@ -26,35 +26,30 @@ from affinity.provider.contract import NewWorkItem, Placed, Timeouts, Token, Tur
 from affinity.provider.postgres.changes import change_statement
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Statement
-from affinity.provider.postgres.journal_writes import judge_params, sorted_writes, write_calls
-from affinity.provider.postgres.journals import call_of
-from affinity.provider.postgres.operations import Database
+from affinity.provider.postgres.operations import Database, call_of
+from affinity.provider.postgres.parts import LoneCall, by_guest, commit_of, commits
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
     REPLY,
     RESTRICT,
-    Columns,
     Parking,
     commit_columns,
     consume_params,
     fence_check_columns,
     find_parking,
     fused_params,
-    parking_params,
     reply_params,
     restriction_params,
     sent_items,
-    wake_params,
+    takes_one_result,
 )
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
-from affinity.provider.statements import load_statements
-from affinity.records import constructor, frozen
+from affinity.provider.statements import load_statements, with_guests
+from affinity.records import CommitPart, constructor, frozen
 
 _SQL: Final = load_statements(__package__, "turns.sql")
-_CHECK_FENCES: Final = _SQL["check_fences"]
-
 _result: Final = constructor(TurnResult)
 
 _NOT_QUEUED: Final = Placed(item=None, holder=None)
@@ -68,9 +63,9 @@ async def commit_turn(
     db: Database, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Timeouts, *, notify: Collection[str] = ()
 ) -> Sequence[TurnResult]:
     behind = change_statement(db.connections.target, notify)
-    if len(turns) == 1 and (values := fused_params(turns[0]) or wake_params(turns[0])):
+    if len(turns) == 1 and (call := _lone_call(turns[0])):
         try:
-            return [await _commit_one(db, identity, turns[0], timeouts, values, behind=behind)]
+            return [await _commit_one(db, identity, turns[0], timeouts, call, behind=behind)]
         except Contention as error:
             _check_refused(error)
     outcomes: dict[str, TurnResult] = {}
@@ -90,20 +85,29 @@ async def commit_turn(
     return [outcomes[turn.instance_id] for turn in turns]
 
 
+def _lone_call(turn: Turn) -> LoneCall | None:
+    """The call that commits this turn if it comes alone; None for a turn that needs more."""
+    if not turn.parts:
+        return LoneCall("commit_turn", values) if (values := fused_params(turn)) else None
+    if len(turn.parts) > 1 or len(turn.work_items) > 1 or not takes_one_result(turn):
+        return None
+    return commit_of(turn.parts[0].guest).lone(turn)
+
+
 async def _commit_one(
-    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, values: Columns, *, behind: Statement | None
+    db: Database, identity: WorkerIdentity, turn: Turn, timeouts: Timeouts, call: LoneCall, *, behind: Statement | None
 ) -> TurnResult:
     """Commit this turn, and lock its one work item to the caller, or park it.
 
     Raises:
         Contention: it does not pass, or its item is not to be locked, or may not be parked; nothing was written.
     """
-    params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **lengths(timeouts), **values}
+    params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **lengths(timeouts), **call.values}
     token = db.token(identity)
-    if "item_activity" in values:
+    if "item_activity" in call.values:
         params["token"] = token = f"{token}.1"
-    ((epoch,),) = await db.connections.commit.run(_call_one(tuple(params)), params, behind=behind)
-    if "item_activity" not in values:
+    ((epoch,),) = await db.connections.commit.run(_call_one(call.function, tuple(params)), params, behind=behind)
+    if "item_activity" not in call.values:
         return _result(committed=True, placed=[_PARKED] if turn.work_items else ())
     item = to_locked_item(turn.work_items[0], Token(token), epoch)
     return _result(committed=True, placed=[Placed(item, None)])
@@ -141,25 +145,20 @@ async def _commit(
         calls.append("release_sessions(%(release)s, %(reroute)s)")
         params.update(release_params(released))
     parking = find_parking(turns)
-    journals = sorted_writes([write for turn in turns for write in turn.journals])
-    written = write_calls(journals, also=parking.instances) if journals else None
-    if written is not None:
-        calls.append(written.write)
-        params.update(written.params)
-    at = len(calls)
-    if parking.instances:
-        columns = parking_params(parking, locks=written is None)
-        calls.append(call_of("park_items", tuple(columns), "park_"))
-        params.update({"park_" + name: column for name, column in columns.items()})
-    if written is not None:
-        calls += written.behind
+    placing: int | None = None
+    for guest, parts in _parts_to_commit(turns, parking).items():
+        added = commit_of(guest).calls(parts, parking)
+        if added.placing is not None:
+            placing = len(calls) + added.placing
+        calls += added.calls
+        params.update(added.params)
     names: LiteralString = "held, epochs, locked, holders"
     call = f"SELECT {', '.join([*calls, names])} FROM {function}"  # noqa: S608 -- literals only
     ((*done, held, epochs, locked, holders),) = await db.connections.commit.run(call, params, behind=behind)
     answer = _Answer(token, dict(zip(held or (), epochs or (), strict=True)), locked, holders)
     numbers = count(1)
     places = [[answer.place(next(numbers), item) for item in of_turn] for of_turn in sent]
-    parking_places = _parking_places(parking, done[at]) if parking.items else {}
+    parking_places = {} if placing is None else _parking_places(parking, done[placing])
     return {
         turn.instance_id: _result(
             committed=True,
@@ -169,24 +168,33 @@ async def _commit(
     }
 
 
+def _parts_to_commit(turns: Sequence[Turn], parking: Parking) -> Mapping[str, Sequence[CommitPart]]:
+    """The parts of a batch, of each guest that has some, or that parks items of it."""
+    found: dict[str, list[CommitPart]] = {}
+    if parking.instances:
+        found.update({guest: [] for guest, commit in commits().items() if commit.parks})
+    for turn in turns:
+        for part in turn.parts:
+            found.setdefault(part.guest, []).append(part)
+    return found
+
+
 async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
     """The turns that do not pass, with the reasons."""
     acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
     writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
-    journals = [(turn.instance_id, write) for turn in turns for write in turn.journals]
-    params = {
-        "worker": identity.worker_id,
-        "incarnation": identity.incarnation,
-        **fence_check_columns(turns),
-        **judge_params([write for _, write in journals]),
-    }
-    void: dict[str, set[int]] = {"turn": set(), "ack": set(), "state": set(), "journal": set()}
-    for kind, number in await db.connections.commit.run(_CHECK_FENCES, params):
+    parts = by_guest([(turn.instance_id, part) for turn in turns for part in turn.parts])
+    params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **fence_check_columns(turns)}
+    for guest, own in parts.items():
+        params.update(commit_of(guest).fence_params([part for _, part in own]))
+    void: dict[str, set[int]] = {kind: set() for kind in ("turn", "ack", "state", *parts)}
+    for kind, number in await db.connections.commit.run(_fence_checks(tuple(parts)), params):
         void[kind].add(number - 1)
     fenced = {turns[n].instance_id for n in void["turn"]}
     lost = [acks[n] for n in sorted(void["ack"])]
     conflicts = [writes[n] for n in sorted(void["state"])]
-    conflicts += [(journals[n][0], journals[n][1].session_id) for n in sorted(void["journal"])]
+    for guest, own in parts.items():
+        conflicts += [(own[n][0], own[n][1].session_id) for n in sorted(void[guest])]
     refused = fenced | {name for name, _ in lost} | {name for name, _ in conflicts}
     again = _second_writes([turn for turn in turns if turn.instance_id not in refused])
     return {
@@ -197,6 +205,14 @@ async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[
         )
         for name in refused | {name for name, _ in again}
     }
+
+
+@cache
+def _fence_checks(guests: tuple[str, ...]) -> LiteralString:
+    """The statement of `_check_fences` for a batch with parts of these guests."""
+    return with_guests(
+        _SQL["check_fences"], branches="\n".join(f"UNION ALL\n{commit_of(guest).fences}" for guest in guests)
+    )
 
 
 _instance_id = attrgetter("instance_id")
@@ -230,24 +246,18 @@ def _parking_places(parking: Parking, queued: Sequence[str | None] | None) -> di
 
 
 class _Written(NamedTuple):
-    """A record of state, or a journal, that a turn writes."""
+    """What a turn writes of a session: its record of state, or rows of a guest."""
 
-    row: tuple[str, str]  # kind, and its session
+    row: tuple[str, str]  # guest, or "" for the record of state; session
     session_id: str  # the session of the conflict that is reported if another turn has written it
 
 
 def _written(turn: Turn) -> list[_Written]:
-    """The records of state and the journals that a turn writes or creates."""
-    states = [_Written(("state", write.new.session_id), write.new.session_id) for write in turn.states]
-    if not turn.journals:
-        return states
-    journals = [_Written(("journal", write.session_id), write.session_id) for write in turn.journals]
-    creations = [
-        _Written(("journal", creation.session_id), write.session_id)
-        for write in turn.journals
-        for creation in write.creations
-    ]
-    return [*states, *journals, *creations]
+    """The records of state and the rows of guests that a turn writes or creates."""
+    found = [_Written(("", write.new.session_id), write.new.session_id) for write in turn.states]
+    for part in turn.parts:
+        found += [_Written((part.guest, session_id), part.session_id) for session_id in part.sessions]
+    return found
 
 
 def _writes_twice(turns: Sequence[Turn]) -> bool:
@@ -256,7 +266,7 @@ def _writes_twice(turns: Sequence[Turn]) -> bool:
 
 
 def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Turns that write a state, or a journal, as an earlier turn of the batch does; with the ids of the sessions."""
+    """Turns that write what an earlier turn of the batch writes, too; with the ids of the sessions."""
     written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:
@@ -270,9 +280,9 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
 
 
 @cache
-def _call_one(names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of ``commit_turn`` with these arguments; the others are NULL."""
-    return f"SELECT {call_of('commit_turn', names)}"
+def _call_one(function: LiteralString, names: tuple[LiteralString, ...]) -> LiteralString:
+    """The call of this function with these arguments; the others are NULL."""
+    return f"SELECT {call_of(function, names)}"
 
 
 @frozen()

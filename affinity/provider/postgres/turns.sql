@@ -1,4 +1,4 @@
--- check_fences: turns, results, states and journals of a refused batch whose fences do not pass; reads only
+-- check_fences: turns, results, states and parts of guests of a refused batch whose fences do not pass; reads only
 -- A fence that does not pass never passes later. One that passes here is checked again by the next commit.
 SELECT 'turn', t.n
 FROM unnest(%(instance)s, %(generation)s, %(execution)s, %(events)s)
@@ -21,10 +21,4 @@ FROM unnest(%(state_session)s, %(state_base)s, %(state_epoch)s) WITH ORDINALITY 
 LEFT JOIN session_states r ON r.session_id = w.session_id
 LEFT JOIN sessions s ON s.session_id = w.session_id
 WHERE coalesce(r.version, 0) <> w.base OR (r.epoch > w.epoch) IS TRUE OR (s.epoch > w.epoch) IS TRUE
-UNION ALL
-SELECT 'journal', w.n
-FROM unnest(%(write_session)s, %(write_journal)s, %(write_base)s, %(write_creations)s, %(write_home)s, %(write_epoch)s)
-     WITH ORDINALITY AS w (session_id, journal_id, base, creations, home, epoch, n)
-LEFT JOIN journals j ON j.session_id = w.session_id AND j.journal_id = w.journal_id
-WHERE j.processed IS DISTINCT FROM w.base
-   OR (w.creations IS NOT NULL OR w.home IS NOT NULL) AND NOT creations_fit(w.creations, w.home, w.epoch)
+-- branches of guests

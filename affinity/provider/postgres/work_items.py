@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
@@ -12,17 +12,17 @@ from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity.provider.postgres.journal_writes import ack_calls, sorted_writes
 from affinity.provider.postgres.operations import Database, caller_params, flags, lock_columns
+from affinity.provider.postgres.parts import by_guest, commit_of
 from affinity.provider.postgres.session_store import state_columns
-from affinity.provider.statements import load_statements, with_parts
+from affinity.provider.statements import load_statements, with_guests, with_parts
 
 _SQL: Final = load_statements(__package__, "work_items.sql")
 _ACK: Final = with_parts(_SQL["ack"], frozenset({"plain"}))
-_ACK_WITH_STATE: Final = with_parts(_SQL["ack"], frozenset({"state"}))
-_ACK_WITH_JOURNAL: Final = with_parts(_SQL["ack"], frozenset({"state", "journal"}))
+_ACK_WITH_PARTS: Final = with_parts(_SQL["ack"], frozenset({"state"}))
+_ACK_WITH_STATE: Final = with_guests(_ACK_WITH_PARTS)
 _ACKED: Final = "SELECT n FROM ours"
-"""The end of each of these statements."""
+"""The end of the statement of acks."""
 
 
 async def renew_work_item_lock(
@@ -56,7 +56,9 @@ async def ack_work_item(
 
 
 async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
-    """Acks of different items; no two write one journal. Returns rows with the numbers of the acks that pass."""
+    """Acks of different items; of no guest do two have parts of one session. Return rows with the numbers of the acks
+    that pass.
+    """
     params = {
         **caller_params(identity),
         **lengths(timeouts),
@@ -64,18 +66,28 @@ async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], 
         "message": Texts(ack.message for ack in acks),
     }
     states = [(n, ack.state) for n, ack in enumerate(acks, 1) if ack.state is not None]
-    journals = [(ack.journal, n) for n, ack in enumerate(acks, 1) if ack.journal is not None]
-    if not states and not journals:
+    parts = by_guest([(n, part) for n, ack in enumerate(acks, 1) for part in ack.parts])
+    if not states and not parts:
         return await db.connections.commit.run(_ACK, params)
     params |= {"state_turn": Ints(n for n, _ in states), **state_columns([write for _, write in states])}
-    if not journals:
+    if not parts:
         return await db.connections.commit.run(_ACK_WITH_STATE, params)
-    numbers = {write.session_id: n for write, n in journals}
-    writes = sorted_writes([write for write, _ in journals])
-    calls, columns = ack_calls(writes)
-    params |= {"write_ack": Ints(numbers[write.session_id] for write in writes), **columns}
-    statement = f"{_ACK_WITH_JOURNAL.removesuffix(_ACKED)}SELECT n, {calls} FROM ours"  # noqa: S608 -- literals only
+    calls: list[LiteralString] = ["n"]
+    for guest, own in parts.items():
+        added = commit_of(guest).acks(own)
+        calls += added.calls
+        params |= added.params
+    statement = f"{_ack_statement(tuple(parts))}SELECT {', '.join(calls)} FROM ours"  # noqa: S608 -- literals only
     return await db.connections.commit.run(statement, params)
+
+
+@cache
+def _ack_statement(guests: tuple[str, ...]) -> LiteralString:
+    """The statement of acks with parts of these guests, but for its select list."""
+    commits = [commit_of(guest) for guest in guests]
+    tables = "\n".join(commit.ack_tables for commit in commits)
+    fences = "\n".join(f"      AND {commit.ack_fence}" for commit in commits)
+    return with_guests(_ACK_WITH_PARTS, tables=tables, fences=fences).removesuffix(_ACKED)
 
 
 async def abandon_work_item(db: Database, identity: WorkerIdentity, items: Sequence[WorkAbandon]) -> Sequence[bool]:
@@ -137,14 +149,15 @@ def lengths(timeouts: Timeouts) -> Params:
 
 
 def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int]]:
-    """The places in groups, in order: a group writes each journal at most once. There is nearly always one group."""
+    """The places in groups, in order: a group has at most one part of a guest for a session. There is nearly always one
+    group.
+    """
     groups: list[list[int]] = [[]]
-    seen: Counter[str] = Counter()
+    seen: dict[tuple[str, str], int] = {}
     for place in places:
-        journal = acks[place].journal
-        group = 0 if journal is None else seen[journal.session_id]
-        if journal is not None:
-            seen[journal.session_id] += 1
+        written = [(part.guest, part.session_id) for part in acks[place].parts]
+        group = max([seen.get(row, 0) for row in written], default=0)
+        seen |= dict.fromkeys(written, group + 1)
         groups += [[] for _ in range(len(groups), group + 1)]
         groups[group].append(place)
     return groups

@@ -47,7 +47,7 @@ FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s, %(state_epoch)s, 
                            participants, ord)
 
 -- ack: remove items by live token, send their results, and touch their sessions as far as the caller holds them
--- Parts: `state` when states come with the results, `plain` when none does; `journal`, with the first, when wakes write.
+-- Parts: `state` when states come with the results, or parts of guests; `plain` when none does.
 WITH
 -- [plain
 ours AS MATERIALIZED (
@@ -82,23 +82,7 @@ locked AS MATERIALIZED (
     JOIN session_states r USING (session_id)
     WHERE (SELECT count(*) FROM pinned) >= 0
     ORDER BY r.session_id FOR NO KEY UPDATE OF r
--- [journal
-), reserved AS MATERIALIZED (
-    -- What the wakes append to, too: all journals of a statement are locked in one order.
-    SELECT j.session_id FROM journals j
-    WHERE j.session_id = ANY (%(write_session)s || %(write_also)s) AND (SELECT count(*) FROM record) >= 0
-    ORDER BY j.session_id FOR NO KEY UPDATE
-), fenced AS MATERIALIZED (
-    SELECT w.n, w.place
-    FROM unnest(%(write_ack)s, %(write_session)s, %(write_journal)s, %(write_base)s, %(write_creations)s, %(write_home)s,
-                %(write_epoch)s)
-         WITH ORDINALITY AS w (n, session_id, journal_id, base, creations, home, epoch, place)
-    JOIN journals j ON j.session_id = w.session_id
-    WHERE j.journal_id = w.journal_id AND j.processed = w.base AND w.n IN (SELECT n FROM locked)
-      AND (w.creations IS NULL AND w.home IS NULL OR creations_fit(w.creations, w.home, w.epoch))
-      AND (SELECT count(*) FROM reserved) >= 0
-    ORDER BY j.session_id FOR NO KEY UPDATE OF j
--- journal]
+-- tables of guests
 ), passed AS MATERIALIZED (
     SELECT n, ord, row_number() OVER (PARTITION BY session_id ORDER BY ord) AS place
     FROM unnest(%(state_turn)s, %(state_session)s, %(state_base)s) WITH ORDINALITY AS w (n, session_id, base, ord)
@@ -107,15 +91,11 @@ locked AS MATERIALIZED (
            OR w.base = 0 AND w.ord NOT IN (SELECT ord FROM record))
       AND w.ord NOT IN (
           SELECT o.ord FROM pinned p, unnest(p.writes) AS o (ord) WHERE p.epoch > (%(state_epoch)s)[o.ord])
--- [journal
-      AND (w.n NOT IN (SELECT unnest(%(write_ack)s)) OR w.n IN (SELECT n FROM fenced))
--- journal]
+-- fences of guests
 ), ours AS MATERIALIZED (
     SELECT * FROM locked
     WHERE (n NOT IN (SELECT unnest(%(state_turn)s)) OR n IN (SELECT n FROM passed WHERE place = 1))
--- [journal
-      AND (n NOT IN (SELECT unnest(%(write_ack)s)) OR n IN (SELECT n FROM fenced))
--- journal]
+-- fences of guests
 ), states_added AS (
     INSERT INTO session_states (session_id, state, encoding, schema_version, kind, name, parent, labels, message_count,
         participants, version, epoch, created_at, updated_at)

@@ -30,7 +30,6 @@ file beside it:
     old_data            what a sweep removes because it is old
     journals            journals: append, what a wake has to do, read
     journal_admin       journals: list, requests, revisits, delete, prune
-    journal_writes      journals: what a commit or an ack adds
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
@@ -46,7 +45,7 @@ Files that only this engine has:
     journal_rows        journals: their heads, the numbers of their entries
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
-    parking             parked work items, until an input of their journal queues them
+    parking             parked work items, until their guest queues them
     session_states      records of session state: the fences of their writes
     session_state_list  records of session state: listing and counting
     payloads            reading payloads up to a number of bytes

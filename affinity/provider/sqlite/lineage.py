@@ -23,8 +23,6 @@ from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "lineage.sql")
 
-WRITES: Final = load_statements(__package__, "journal_writes.sql")
-
 
 class _Source(NamedTuple):
     """A journal that another one is made from."""
@@ -164,7 +162,7 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
         for seq, entry in enumerate(creation.entries, last_seq + 1)
     ]
     tx.many(SQL["add_entries"], rows, {"now": tx.now})
-    tx.many(WRITES["wakes"], [(creation.start.journal_id, *wake) for wake in creation.wakes])
+    tx.many(SQL["wakes"], [(creation.start.journal_id, *wake) for wake in creation.wakes])
     last_seq += len(rows)
     tx.run(SQL["finish"], {"journal_id": creation.start.journal_id, "last_seq": last_seq})
     return last_seq

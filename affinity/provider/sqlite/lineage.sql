@@ -135,3 +135,9 @@ SELECT json_group_array(json_array(
     j.extras, j.base_id, j.base_seq, j.home, j.created_at, j.used,
     j.title, j.owner, j.labels))
 FROM up AS u CROSS JOIN journals AS j ON j.journal_id = u.journal_id;
+
+-- wakes: how wakes have ended
+INSERT INTO journal_wakes (journal_id, seq, wake_id, base, read, processed, outcome, reason, attempt, error)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, value ->> 8,
+       value ->> 9
+FROM json_each(:rows);

@@ -1,4 +1,4 @@
-"""Parked work items: an input of their journal queues them. A trigger removes them with their execution."""
+"""Parked work items: the guest that parks them queues them. A trigger removes them with their execution."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from affinity.provider.contract import NewWorkItem, WorkKey
-from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.parts import commits
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "parking.sql")
 
 
 def park(tx: Tx, items: Sequence[NewWorkItem]) -> set[WorkKey]:
-    """Park the items whose journals have no input to process; their keys."""
+    """Park the items that no guest wants queued; return their keys."""
     if not items:
         return set()
-    busy = set(tx.gather(SQL["busy"], {"instance_ids": to_json([item.key.instance_id for item in items])}))
+    instance_ids = [item.key.instance_id for item in items]
+    checks = [commit.find_unparkable for commit in commits().values() if commit.find_unparkable is not None]
+    busy = {instance_id for find in checks for instance_id in find(tx, instance_ids)}
     parked = [item for item in items if item.key.instance_id not in busy]
     tx.many(SQL["park"], [(item.key, item.name, item.session_id, item.payload) for item in parked])
     return {item.key for item in parked}

@@ -1,20 +1,3 @@
--- busy: of some instances, the ones whose journal has inputs behind its watermark, of its own or inherited; or that have none
-SELECT json_group_array(a.value)
-FROM json_each(:instance_ids) AS a
-LEFT JOIN journals AS j ON j.session_id = a.value
-WHERE j.journal_id IS NULL OR EXISTS (
-    WITH RECURSIVE place (journal_id, base_id, base_seq, upto) AS (
-        SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq
-        UNION ALL
-        SELECT b.journal_id, b.base_id, b.base_seq, min(p.upto, p.base_seq)
-        FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
-        WHERE p.base_seq > j.processed
-    )
-    SELECT 1 FROM place AS p
-    CROSS JOIN journal_entries AS i INDEXED BY journal_entries_inputs
-        ON i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
-);
-
 -- park: items, each in place of the one before of its instance
 REPLACE INTO parked_items (instance_id, execution_id, activity_id, name, session_id, payload)
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, LiteralString, TypeAlias
+from typing import Any, LiteralString, Protocol, TypeAlias
 
 from affinity.actions import ActionCall, Actors, Administration
+from affinity.errors import InvalidOptions
 from affinity.guests import modules
 from affinity.provider.contract import Retention
 from affinity.provider.sqlite.driver.transaction import Tx
-from affinity.records import frozen
+from affinity.records import CommitPart, frozen
 
 Seconds: TypeAlias = Callable[[Tx], float | None]
 
@@ -18,6 +19,36 @@ ActionShare: TypeAlias = Callable[[Tx, object], Callable[[], None]]
 """What a guest adds to the transaction of one call of an action, whose result it gets. It returns what is called when
 the transaction was committed.
 """
+
+
+class PartWriter(Protocol):
+    """Checks the fences of a guest's parts of one batch (`CommitPart`), and writes the parts of what passes."""
+
+    def find_conflicts(self, parts: Sequence[CommitPart]) -> list[str]:
+        """Return the sessions of the parts of one result that do not pass, also beside what was accepted before."""
+        ...
+
+    def accept(self, parts: Iterable[CommitPart]) -> None:
+        """Note that the result with these parts passes."""
+        ...
+
+    def write_accepted(self) -> None:
+        """Write the accepted parts, behind the records of state."""
+        ...
+
+    def write_to_others(self) -> None:
+        """Write the effects of the parts on other sessions, behind the parking of work items."""
+        ...
+
+
+@frozen(kw_only=True)
+class SqliteCommit:
+    """How the parts of a guest are committed (`CommitPart`)."""
+
+    writer: Callable[[Tx, Sequence[CommitPart]], PartWriter]
+    """Called for a batch that has parts of the guest, with all of them."""
+    find_unparkable: Callable[[Tx, Sequence[str]], set[str]] | None = None
+    """Of a guest that parks work items (`NewWorkItem.parked`): the instances, of these, whose item is to be queued."""
 
 
 @frozen(kw_only=True)
@@ -42,6 +73,7 @@ class SqlitePart:
     """What the guest adds to a call of an action; None: the actors are not its own."""
     administered: Callable[[Tx, Administration], None] | None = None
     """What the guest adds to the transaction of what the owner does to the database."""
+    commit: SqliteCommit | None = None
 
 
 @cache
@@ -61,3 +93,53 @@ def tell_guests(tx: Tx, done: Administration) -> None:
     for part in parts().values():
         if part.administered is not None:
             part.administered(tx, done)
+
+
+@cache
+def commits() -> Mapping[str, SqliteCommit]:
+    """How parts are committed, by guest."""
+    return {guest: part.commit for guest, part in parts().items() if part.commit is not None}
+
+
+class PartWriters:
+    """The writers of one batch, of all guests that have parts in it.
+
+    Raises:
+        InvalidOptions: this provider does not know the guest of a part.
+    """
+
+    def __init__(self, tx: Tx, all_parts: Iterable[CommitPart]) -> None:
+        self._writers = {guest: _writer(tx, guest, own) for guest, own in _by_guest(all_parts).items()}
+
+    def find_conflicts(self, own: Sequence[CommitPart]) -> list[str]:
+        """Return the sessions of the parts of one result that do not pass."""
+        found = _by_guest(own).items()
+        return [session_id for guest, parts in found for session_id in self._writers[guest].find_conflicts(parts)]
+
+    def accept(self, own: Sequence[CommitPart]) -> None:
+        """Note that the result with these parts passes."""
+        for guest, parts in _by_guest(own).items():
+            self._writers[guest].accept(parts)
+
+    def write_accepted(self) -> None:
+        """Write the accepted parts."""
+        for writer in self._writers.values():
+            writer.write_accepted()
+
+    def write_to_others(self) -> None:
+        """Write the effects of the parts on other sessions."""
+        for writer in self._writers.values():
+            writer.write_to_others()
+
+
+def _by_guest(some: Iterable[CommitPart]) -> dict[str, list[CommitPart]]:
+    found: dict[str, list[CommitPart]] = {}
+    for part in some:
+        found.setdefault(part.guest, []).append(part)
+    return found
+
+
+def _writer(tx: Tx, guest: str, own: Sequence[CommitPart]) -> PartWriter:
+    if (commit := commits().get(guest)) is None:
+        raise InvalidOptions(f"this provider cannot commit what {guest!r} adds to the result of an activity")
+    return commit.writer(tx, own)

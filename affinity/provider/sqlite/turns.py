@@ -5,8 +5,8 @@ statement: a batch of fifty runs as many statements as a single turn.
 
 Order matters in three places. Instances move on before messages are sent: a finished one takes none. Children are
 created before messages to them. Cancelled work goes last, as the same turn may have queued it. Items are
-parked between the writes of the wakes to their own journals, whose inputs keep them in the queue, and the writes to
-others, which may unpark them.
+parked between the writes of guests to the sessions of the activities, which may keep them in the queue, and the writes
+to others, which may unpark them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from affinity.provider.contract import (
 )
 from affinity.provider.sqlite import holds, instances, parking, releasing, replies, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import insert_new, send
+from affinity.provider.sqlite.parts import PartWriters
 from affinity.provider.sqlite.placing import NOT_QUEUED, PARKED, WorkItemPlacer
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
@@ -40,7 +40,7 @@ SQL: Final = load_statements(__package__, "turns.sql")
 _Fence: TypeAlias = tuple[Any, ...]
 """Generation, execution id and number of events of an instance."""
 
-_Checkers: TypeAlias = tuple[FenceChecker, JournalChecker]
+_Checkers: TypeAlias = tuple[FenceChecker, PartWriters]
 
 
 class _PassedTurn(NamedTuple):
@@ -56,14 +56,14 @@ def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Ti
     caller = read_caller(tx, identity)
     fences = _read_fences(tx, identity, turns) if caller.alive else {}
     checker = FenceChecker(tx, [write for turn in turns for write in turn.states])
-    journals = JournalChecker(tx, [write for turn in turns for write in turn.journals])
-    outcomes = _check_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), (checker, journals))
+    parts = PartWriters(tx, [part for turn in turns for part in turn.parts])
+    outcomes = _check_all(turns, fences, find(tx, [lock for turn in turns for lock in turn.acks]), (checker, parts))
     passed = [outcome for outcome in outcomes if isinstance(outcome, _PassedTurn)]
     _move_on(tx, identity, passed)
     checker.write_accepted()
-    journals.write_accepted()
+    parts.write_accepted()
     parked = parking.park(tx, [item for one in passed for item in _parkable(one.turn)])
-    journals.write_to_others()
+    parts.write_to_others()
     named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
     placer = WorkItemPlacer(tx, identity, named, may_lock=not caller.draining)
     placed = iter([_place(placer, one.turn, parked) for one in passed])
@@ -99,21 +99,21 @@ def _check_all(
 def _check(
     turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checkers: _Checkers
 ) -> _PassedTurn | TurnResult:
-    """Check a turn. Rows that it uses up (messages, acks, states, journals) are gone for other turns of the batch."""
-    states, journals = checkers
+    """Check a turn. Rows that it uses up (messages, acks, states, those of guests) are gone for others of the batch."""
+    states, parts = checkers
     acked = [held for held in found if held is not None and held.id not in spent]
     missing = len(acked) < len(found)
     lost = [lock for lock, held in zip(turn.acks, found, strict=True) if held not in acked] if missing else []
     conflicts = states.find_conflicts(turn.states)
-    if turn.journals:
-        conflicts += journals.find_conflicts(turn.journals)
+    if turn.parts:
+        conflicts += parts.find_conflicts(turn.parts)
     if lost or conflicts or fences.get(turn.instance_id) != (turn.generation, turn.execution_id, turn.event_count):
         return TurnResult(committed=False, lost_acks=lost, conflicts=conflicts)
     del fences[turn.instance_id]
     spent.update(held.id for held in acked)
     states.accept(turn.states)
-    if turn.journals:
-        journals.accept(turn.journals)
+    if turn.parts:
+        parts.accept(turn.parts)
     return _PassedTurn(turn, acked)
 
 
@@ -160,7 +160,7 @@ def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
 
 
 def _parkable(turn: Turn) -> list[NewWorkItem]:
-    """Items that a turn parks, if their journals have no inputs."""
+    """Items that a turn parks, unless a guest queues them."""
     parkable = [item for item in turn.work_items if item.parked]
     if not parkable or turn.ends:
         return []

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.journal_writes import JournalChecker
 from affinity.provider.sqlite.messages import send
+from affinity.provider.sqlite.parts import PartWriters
 from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.sqlite.workers import read_caller
@@ -60,16 +60,16 @@ def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
     checker = FenceChecker(tx, [one.state for one in acks if one.state is not None])
-    journals = JournalChecker(tx, [one.journal for one in acks if one.journal is not None])
+    parts = PartWriters(tx, [part for one in acks for part in one.parts])
     first: dict[int, tuple[int, HeldItemRow]] = {}  # of several acks of one item the first counts
     for place, held in enumerate(find(tx, [one.lock for one in acks])):
         if held is not None:
             first.setdefault(held.id, (place, held))
-    done = {place: held for place, held in first.values() if _passes(checker, journals, acks[place])}
+    done = {place: held for place, held in first.values() if _passes(checker, parts, acks[place])}
     remove(tx, [held for place, held in done.items() if acks[place].message is not None])
     checker.write_accepted()
-    journals.write_accepted()
-    journals.write_to_others()
+    parts.write_accepted()
+    parts.write_to_others()
     passed = [(acks[place].lock.key.instance_id, acks[place].message) for place in done]
     send(tx, [NewMessage(instance_id=name, payload=message) for name, message in passed if message is not None])
     _touch(tx, identity, list(done.values()), timeouts)
@@ -99,13 +99,12 @@ def _tokens(locks: Sequence[WorkLock]) -> str:
     return to_json([lock.token for lock in locks])
 
 
-def _passes(checker: FenceChecker, journals: JournalChecker, one: WorkAck) -> bool:
+def _passes(checker: FenceChecker, parts: PartWriters, one: WorkAck) -> bool:
     states = [] if one.state is None else [one.state]
-    writes = [] if one.journal is None else [one.journal]
-    if checker.find_conflicts(states) or journals.find_conflicts(writes):
+    if checker.find_conflicts(states) or parts.find_conflicts(one.parts):
         return False
     checker.accept(states)
-    journals.accept(writes)
+    parts.accept(one.parts)
     return True
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from affinity.conversation.store.postgres import requests, streams
+from affinity.conversation.store.postgres.commits import COMMIT
 from affinity.provider.postgres import journal_admin, journals, lineage
 from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
@@ -31,6 +32,7 @@ PART: Final = PostgresPart(
         "delete_journal": acts("journal", journal_admin.delete_journal),
         "prune_journals": acts("", journal_admin.prune_journals),
     },
+    commit=COMMIT,
     rights=(
         Rights(
             "TABLE",
@@ -56,7 +58,7 @@ PART: Final = PostgresPart(
         ),
         Rights(
             "FUNCTION",
-            "append_input append_journals bounce_journals create_journal create_journals creation_parents"
+            "append_input append_journals bounce_journals commit_wake create_journal create_journals creation_parents"
             " creation_refusal creations_fit cut_journals delete_journals find_inherited_event find_resting keep_usage"
             " park_items prune_all_journals prune_journals remove_resting start_journals unpark_items write_journals",
             worker=RUN,

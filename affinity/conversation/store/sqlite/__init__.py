@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from affinity.conversation.store.sqlite import requests, verbs
+from affinity.conversation.store.sqlite.commits import COMMIT
 from affinity.provider.sqlite import journal_admin, journals, lineage
 from affinity.provider.sqlite.parts import SqlitePart
 from affinity.provider.sqlite.verbs import acts, reads
@@ -34,4 +35,5 @@ PART: Final = SqlitePart(
     },
     awaits="""EXISTS (SELECT 1 FROM journals AS j
         WHERE j.journal_id = w.target_id AND j.session_id = w.awaited AND j.processed < w.seq)""",
+    commit=COMMIT,
 )

@@ -203,7 +203,7 @@ class ConversationOwner:
 
     async def commit(self, write: JournalWrite, **step: Any) -> TurnResult:
         """Commit a turn with a write."""
-        result = await self.peer.commit_one(self.at, **{"consumed": message_ids(self.at), "journals": [write], **step})
+        result = await self.peer.commit_one(self.at, **{"consumed": message_ids(self.at), "parts": [write], **step})
         if result.committed:
             self.at = replace(self.at, event_count=self.at.event_count + 1, messages=())
         return result

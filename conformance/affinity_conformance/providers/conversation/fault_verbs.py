@@ -169,13 +169,13 @@ class JournalWriteOnce:
 async def commit_turn_with_journal(fixtures: FaultFixtures) -> Attempt:
     """A turn that also writes to a journal."""
     journal = await JournalWriteOnce.prepare(fixtures)
-    return await turn_once(fixtures, journal.check, journals=[journal.write])
+    return await turn_once(fixtures, journal.check, parts=[journal.write])
 
 
 async def ack_work_item_with_journal(fixtures: FaultFixtures) -> Attempt:
     """An ack that also writes to a journal."""
     journal = await JournalWriteOnce.prepare(fixtures)
-    return await ack_once(fixtures, journal.check, journal=journal.write)
+    return await ack_once(fixtures, journal.check, parts=[journal.write])
 
 
 async def _conversation(fixtures: FaultFixtures) -> Conversation:

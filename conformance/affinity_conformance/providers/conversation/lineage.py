@@ -36,7 +36,7 @@ from affinity_conformance.providers.peer import Peer
 
 async def ack_journal(worker: Peer, item: WorkItem, write: JournalWrite) -> bool:
     """One ack of a wake."""
-    acks = [WorkAck(lock=item.lock, message="done", journal=write)]
+    acks = [WorkAck(lock=item.lock, message="done", parts=[write])]
     (acked,) = await worker.provider.ack_work_item(worker.identity, acks, TIMEOUTS)
     return acked
 
@@ -389,11 +389,11 @@ class LineageRules(Rules):
             requests=[NewRequest(request_id="r", kind="k", payload="{}")],
             creations=[creation],
         )
-        refused = await worker.commit_one(own, acks=[item.lock], journals=[write])
+        refused = await worker.commit_one(own, acks=[item.lock], parts=[write])
         assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
         assert await journals.lineage("b") == []
         states = [state_write(item)]
-        done = await worker.commit_one(own, acks=[item.lock], journals=[replace(write, base=0)], states=states)
+        done = await worker.commit_one(own, acks=[item.lock], parts=[replace(write, base=0)], states=states)
         assert done.committed
         assert await journals.texts("b") == ["1", "2"]
         assert await journals.pending("b") == []
@@ -409,7 +409,7 @@ class LineageRules(Rules):
         await worker.provider.set_quotas(Quotas(instances=1, instance_bytes=1))
         creations = [creation_of(name, base, message=f'{{"seq":{SEQ_MARK}}}') for name in ("b", "c")]
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=0, wake_id="w1", creations=creations)
-        assert (await worker.commit_one(own, journals=[write])).committed
+        assert (await worker.commit_one(own, parts=[write])).committed
         assert await journals.texts("b") == await journals.texts("c") == ["1"]
         await worker.provider.set_quotas(Quotas())
         found = {item.instance_id: payloads(item) for item in await worker.take_instances()}
@@ -424,10 +424,10 @@ class LineageRules(Rules):
         await journals.create(creation_of("c", base))
         worker, own = await cluster.owner("w", "i")
         write = JournalWrite(session_id="a", journal_id=base, base=0, processed=1, wake_id="w1")
-        refused = await worker.commit_one(own, journals=[replace(write, creations=[creation_of("b", base)])])
+        refused = await worker.commit_one(own, parts=[replace(write, creations=[creation_of("b", base)])])
         assert (refused.committed, list(refused.conflicts)) == (False, ["a"])
         assert await journals.pending("a") == ["1"]
-        assert (await worker.commit_one(own, journals=[replace(write, creations=[creation_of("c", base)])])).committed
+        assert (await worker.commit_one(own, parts=[replace(write, creations=[creation_of("c", base)])])).committed
         assert await journals.pending("a") == []
 
     async def test_creations_of_one_session_by_two_wakes_of_a_batch(self, cluster: Cluster, journals: Journals) -> None:
@@ -441,7 +441,7 @@ class LineageRules(Rules):
                 session_id=name, journal_id=journal_id, base=0, processed=1, wake_id="w1", creations=creations
             )
             turns.append((await worker.own(f"i {name}"), write))
-        results = await worker.commit(*[turn(at, journals=[write]) for at, write in turns])
+        results = await worker.commit(*[turn(at, parts=[write]) for at, write in turns])
         assert [result.committed for result in results] == [True, False]
         assert [list(result.conflicts) for result in results] == [[], ["y"]]
 
@@ -476,7 +476,7 @@ class LineageRules(Rules):
                 session_id="a", journal_id=base, base=version, processed=1, wake_id=f"w {name}", creations=creations
             )
             written = state_write(item, f"state of {name}".encode(), base=version)
-            ack = WorkAck(lock=item.lock, message="done", journal=write, state=written)
+            ack = WorkAck(lock=item.lock, message="done", parts=[write], state=written)
             assert await worker.provider.ack_work_item(worker.identity, [ack], TIMEOUTS) == [True]
             assert (await cluster.record(name)).state == f"state of {name}".encode()
 
@@ -527,8 +527,8 @@ class LineageRules(Rules):
             home=HomeLease("a", item.session_epoch or 0),
         )
         await (await cluster.states()).save(state("a"))  # ends the epoch of a
-        refused = await worker.commit_one(own, acks=[item.lock], journals=[write])
+        refused = await worker.commit_one(own, acks=[item.lock], parts=[write])
         assert (refused.committed, list(refused.conflicts)) == (False, ["b"])
         epoch = (await cluster.session("a")).epoch
-        done = await worker.commit_one(own, acks=[item.lock], journals=[replace(write, home=HomeLease("a", epoch))])
+        done = await worker.commit_one(own, acks=[item.lock], parts=[replace(write, home=HomeLease("a", epoch))])
         assert done.committed

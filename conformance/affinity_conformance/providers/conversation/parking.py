@@ -451,7 +451,7 @@ class ParkingRules(Rules):
             if number:
                 await cluster.enqueue("s")
                 item = await owners["s"].peer.take_one()
-                ack = WorkAck(lock=item.lock, message="done", journal=write)
+                ack = WorkAck(lock=item.lock, message="done", parts=[write])
                 identity = owners["s"].peer.identity
                 assert await owners["s"].peer.provider.ack_work_item(identity, [ack], TIMEOUTS) == [True]
             else:
@@ -469,7 +469,7 @@ class ParkingRules(Rules):
         for name, to in (("b", ["a"]), ("a", ["b"]), ("c", ["b"])):
             owner = owners[name]
             write = await owner.new_write(entries=[output()], appends=[new_input(name, start=None) for name in to])
-            turns.append(turn(owner.at, journals=[write], work_items=[_new_item(owner)]))
+            turns.append(turn(owner.at, parts=[write], work_items=[_new_item(owner)]))
         results = await owners["a"].peer.commit(*turns)
         assert [list(result.placed) for result in results] == [[PARKED]] * 3
         taken = await owners["a"].peer.take_all()

@@ -30,7 +30,7 @@ def step(key: str = "k", result: str | None = "1", wake_id: str = "w1", argument
 
 async def commit_part(peer: Peer, item: WorkItem, write: JournalWrite, **fields: Any) -> bool:
     """Commit a part of the activity's result."""
-    ack = WorkAck(lock=item.lock, message=None, journal=write, **fields)
+    ack = WorkAck(lock=item.lock, message=None, parts=[write], **fields)
     (passed,) = await peer.provider.ack_work_item(peer.identity, [ack], TIMEOUTS)
     return passed
 
@@ -75,7 +75,7 @@ class JournalStepRules(Rules):
         assert await cluster.results() == []
         later = state_write(wake.item, b"2", base=1)
         end = await wake.owner.new_write(entries=[output("second")])
-        ack = WorkAck(lock=wake.item.lock, message="done", journal=end, state=later)
+        ack = WorkAck(lock=wake.item.lock, message="done", parts=[end], state=later)
         assert await wake.peer.provider.ack_work_item(wake.peer.identity, [ack], TIMEOUTS) == [True]
         assert await cluster.results() == ["done"]
         assert await wake.talk.texts() == ["hello", "first", "second"]
@@ -107,8 +107,8 @@ class JournalStepRules(Rules):
         part = await wake.new_part(entries=[output()], steps=[step()])
         acks = [
             WorkAck(lock=items[0].lock, message="done"),
-            WorkAck(lock=wake.item.lock, message=None, journal=part),
-            WorkAck(lock=items[1].lock, message=None, journal=replace(part, session_id="none")),
+            WorkAck(lock=wake.item.lock, message=None, parts=[part]),
+            WorkAck(lock=items[1].lock, message=None, parts=[replace(part, session_id="none")]),
         ]
         assert await wake.peer.provider.ack_work_item(wake.peer.identity, acks, TIMEOUTS) == [True, True, False]
         assert await cluster.results() == ["done"]
@@ -123,8 +123,8 @@ class JournalStepRules(Rules):
         await wake.peer.provider.set_quotas(Quotas(instances=1))
         part = await wake.new_part(starts=[new_run("a"), new_run("b"), new_run("a", "again")])
         acks = [
-            WorkAck(lock=wake.item.lock, message=None, journal=part),
-            WorkAck(lock=wake.item.lock, message=None, journal=replace(part, base=7, starts=[new_run("refused")])),
+            WorkAck(lock=wake.item.lock, message=None, parts=[part]),
+            WorkAck(lock=wake.item.lock, message=None, parts=[replace(part, base=7, starts=[new_run("refused")])]),
         ]
         await wake.peer.provider.ack_work_item(wake.peer.identity, acks[:1], TIMEOUTS)
         assert await wake.peer.provider.ack_work_item(wake.peer.identity, acks[1:], TIMEOUTS) == [False]
@@ -132,7 +132,7 @@ class JournalStepRules(Rules):
         await other.commit_wake(starts=[new_run("b", "again"), new_run("c")])
         end = await wake.owner.new_write(entries=[output()], starts=[new_run("d")])
         await wake.peer.provider.ack_work_item(
-            wake.peer.identity, [WorkAck(lock=wake.item.lock, message="done", journal=end)], TIMEOUTS
+            wake.peer.identity, [WorkAck(lock=wake.item.lock, message="done", parts=[end])], TIMEOUTS
         )
         found = {item.instance_id: item for item in await wake.peer.take_instances(100)}
         names = ("a", "b", "c", "d")

@@ -208,7 +208,7 @@ class JournalStreamRules(Rules):
         """Readers hear of entries once they can be read. Refused turns cause no error (contract: commit_turn)."""
         owner = await ConversationOwner.begin(cluster)
         talk = await Conversation.open(cluster)
-        step = turn(owner.at, consumed=message_ids(owner.at), journals=[await owner.new_write(entries=[output()])])
+        step = turn(owner.at, consumed=message_ids(owner.at), parts=[await owner.new_write(entries=[output()])])
 
         async def commit(committed: bool) -> None:
             (result,) = await owner.peer.commit(step, notify=["s"])

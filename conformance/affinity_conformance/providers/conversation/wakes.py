@@ -81,14 +81,14 @@ class JournalWakeRules(Rules):
         owners = [ConversationOwner(peer, Conversation(peer.provider, name), taken[name]) for name in names]
         writes = [await owner.new_write(entries=[output()] * n) for n, owner in enumerate(owners, 1)]
         writes[1], writes[2] = replace(writes[1], base=1), replace(writes[2], end=None)
-        await peer.commit(*[turn(owner.at, journals=[write]) for owner, write in zip(owners, writes, strict=True)])
+        await peer.commit(*[turn(owner.at, parts=[write]) for owner, write in zip(owners, writes, strict=True)])
         found = [[wake.seq for wake in await owner.conversation.wakes()] for owner in owners]
         assert found == [[2], [], [], [5]]
         await cluster.enqueue("s1", "s2")
         items = await peer.take(2)
         again = [replace(writes[1], base=0), replace(writes[2], base=7)]
         acks = [
-            WorkAck(lock=item.lock, message="done", journal=write) for item, write in zip(items, again, strict=True)
+            WorkAck(lock=item.lock, message="done", parts=[write]) for item, write in zip(items, again, strict=True)
         ]
         assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False]
         assert [[wake.seq for wake in await owner.conversation.wakes()] for owner in owners[1:3]] == [[3], []]

@@ -31,7 +31,7 @@ from affinity_conformance.providers.conversation.driver import (
 
 
 class JournalWriteRules(Rules):
-    """`Turn.journals` and `WorkAck.journal` (contract: JournalWrite)."""
+    """`Turn.parts` and `WorkAck.parts` (contract: JournalWrite)."""
 
     async def test_a_wake_commits_with_its_turn(self, cluster: Cluster) -> None:
         """Entries, watermark, request, revisit, state and message are there together (contract: commit_turn)."""
@@ -88,13 +88,13 @@ class JournalWriteRules(Rules):
         state = state_write(item)
         lost = item.lock._replace(token=Token("lost"))
         refused: list[dict[str, Any]] = [
-            {"event_count": 7, "journals": [good]},
-            {"journals": [good], "acks": [lost]},
-            {"journals": [good], "states": [replace(state, base_version=3)]},
-            {"journals": [replace(good, base=1)], "states": [state], "acks": [item.lock]},
-            {"journals": [replace(good, journal_id=good.journal_id - 1)], "states": [state]},
-            {"journals": [replace(good, session_id="none")], "states": [state]},
-            {"journals": [good, good], "states": [state]},
+            {"event_count": 7, "parts": [good]},
+            {"parts": [good], "acks": [lost]},
+            {"parts": [good], "states": [replace(state, base_version=3)]},
+            {"parts": [replace(good, base=1)], "states": [state], "acks": [item.lock]},
+            {"parts": [replace(good, journal_id=good.journal_id - 1)], "states": [state]},
+            {"parts": [replace(good, session_id="none")], "states": [state]},
+            {"parts": [good, good], "states": [state]},
         ]
         conflicts: list[list[str]] = []
         for step in refused:
@@ -144,13 +144,13 @@ class JournalWriteRules(Rules):
                 ({"states": [replace(saved, base_version=version - 1)]}, ["s"], []),
                 ({"states": [replace(saved, base_version=version + 1)]}, ["s"], []),
                 ({"states": [replace(saved, epoch=item.session_epoch - 1)]}, ["s"], []),
-                ({"journals": [replace(write, base=write.base + 1)]}, ["s"], []),
-                ({"journals": [replace(write, journal_id=write.journal_id - 1)]}, ["s"], []),
-                ({"journals": [replace(write, session_id="none")]}, ["none"], []),
+                ({"parts": [replace(write, base=write.base + 1)]}, ["s"], []),
+                ({"parts": [replace(write, journal_id=write.journal_id - 1)]}, ["s"], []),
+                ({"parts": [replace(write, session_id="none")]}, ["none"], []),
             ]
             await talk.stream(1, wake_id=write.wake_id)
             before = [await talk.page(), await states.load("s"), await peer.history(owner.at), await talk.streamed()]
-            good = turn(owner.at, acks=[item.lock], states=[saved], journals=[write])
+            good = turn(owner.at, acks=[item.lock], states=[saved], parts=[write])
             for step, conflicts, locks in refused:
                 (result,) = await peer.commit(replace(good, **step))
                 assert not result.committed, step
@@ -197,7 +197,7 @@ class JournalWriteRules(Rules):
         other = await owner.peer.own("other")
         write = await owner.new_write(processed=0, entries=[output("first")])
         late = replace(write, entries=[output("second")])
-        results = await owner.peer.commit(turn(owner.at, journals=[write]), turn(other, journals=[late]))
+        results = await owner.peer.commit(turn(owner.at, parts=[write]), turn(other, journals=[late]))
         assert [(result.committed, list(result.conflicts)) for result in results] == [(True, []), (False, ["s"])]
         assert await owner.conversation.texts() == ["hello", "first"]
 
@@ -211,7 +211,7 @@ class JournalWriteRules(Rules):
         owners = [ConversationOwner(peer, Conversation(peer.provider, name), taken[name]) for name in names]
         writes = [await owner.new_write(entries=[output(str(n))] * (n + 1)) for n, owner in enumerate(owners)]
         writes[2] = replace(writes[2], base=1)
-        turns = [turn(owner.at, journals=[write]) for owner, write in zip(owners, writes, strict=True)]
+        turns = [turn(owner.at, parts=[write]) for owner, write in zip(owners, writes, strict=True)]
         results = await peer.commit(*turns)
         assert [result.committed for result in results] == [True, True, False, True, True]
         found = [await owner.conversation.texts(after=1) for owner in owners]
@@ -260,7 +260,7 @@ class JournalWriteRules(Rules):
         assert (await owner.conversation.append(event_id="f")).seq == 2
 
     async def test_an_ack_commits_a_wake(self, cluster: Cluster) -> None:
-        """The slow path: entries, watermark, state and result together, or nothing (contract: WorkAck.journal)."""
+        """The slow path: entries, watermark, state and result together, or nothing (contract: WorkAck.parts)."""
         owner = await ConversationOwner.begin(cluster)
         peer, talk = owner.peer, owner.conversation
         item = await cluster.give(peer, "s")
@@ -282,12 +282,12 @@ class JournalWriteRules(Rules):
         assert await ack(message="done", journal=good, state=state) == [False]
 
     async def test_of_one_batch_of_acks_the_first_write_passes(self, cluster: Cluster) -> None:
-        """Both acks write to one journal (contract: WorkAck.journal)."""
+        """Both acks write to one journal (contract: WorkAck.parts)."""
         owner = await ConversationOwner.begin(cluster)
         await cluster.enqueue(None, None)
         items = await owner.peer.take(2)
         write = await owner.new_write(entries=[output()])
-        acks = [WorkAck(lock=item.lock, message="done", journal=write) for item in items]
+        acks = [WorkAck(lock=item.lock, message="done", parts=[write]) for item in items]
         identity = owner.peer.identity
         assert await owner.peer.provider.ack_work_item(identity, acks, TIMEOUTS) == [True, False]
         assert len(await cluster.results()) == 1
@@ -423,8 +423,8 @@ class JournalWriteRules(Rules):
             base=7, appends=[new_input("none", start=None, if_refused=_bounce("other"))]
         )
         write = await owner.new_write(appends=[new_input("none", start=None, if_refused=_bounce())])
-        acks = [WorkAck(lock=items[0].lock, message="done", journal=late)]
-        acks += [WorkAck(lock=items[1].lock, message="done", journal=write)]
+        acks = [WorkAck(lock=items[0].lock, message="done", parts=[late])]
+        acks += [WorkAck(lock=items[1].lock, message="done", parts=[write])]
         assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [False, True]
         assert await owner.conversation.texts() == ["hello", "unknown"]
         assert await other.texts() == ["hello"]
@@ -447,7 +447,7 @@ class JournalWriteRules(Rules):
             for name, to in pairs:
                 owner = ConversationOwner(peer, Conversation(peer.provider, name), taken[name])
                 write = await owner.new_write(entries=[output()], appends=[new_input(to, f"from {name}")])
-                turns.append(turn(owner.at, consumed=message_ids(owner.at), journals=[write]))
+                turns.append(turn(owner.at, consumed=message_ids(owner.at), parts=[write]))
             assert [result.committed for result in await peer.commit(*turns)] == [True] * len(turns)
 
         await concurrently(lambda: both("a", [("s", "u"), ("t", "v")]), lambda: both("b", [("v", "t"), ("u", "s")]))

@@ -1,4 +1,4 @@
-"""Journal writes of wakes, as calls of functions of the schema behind the commit of a turn, or an ack."""
+"""What wakes add to their journals, as calls of functions of the schema in the commit of a turn, or of acks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
-from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry
+from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
+from affinity.provider.contract import Turn
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.journals import append_params, call_of
+from affinity.provider.postgres.journals import append_params
 from affinity.provider.postgres.lineage import creation_document
+from affinity.provider.postgres.operations import call_of, key_columns
+from affinity.provider.postgres.parts import AckCalls, CommitCalls, LoneCall, PostgresCommit
+from affinity.provider.postgres.session_store import state_values
+from affinity.provider.postgres.turn_columns import Columns, Parking, result_values
+from affinity.provider.statements import load_statements
+from affinity.records import CommitPart
+
+_SQL: Final = load_statements(__package__, "commits.sql")
 
 _BY_KEY: Final = attrgetter("session_id")
 
@@ -36,37 +45,67 @@ _ONLY_STARTS: Final[LiteralString] = _ONLY_OF.format("%(start_of)s")
 _NO_SESSIONS: Final = Texts([])
 
 
-def sorted_writes(writes: Sequence[JournalWrite]) -> list[JournalWrite]:
-    """The writes in the order of the keys of their rows."""
-    return sorted(writes, key=_BY_KEY)
+def lone_call(turn: Turn) -> LoneCall | None:
+    """The call of ``commit_wake`` for the turn of a wake; None for a turn of another kind."""
+    (write,) = journal_writes(turn.parts)
+    if len(turn.states) > 1 or any(state.base_version == 0 for state in turn.states):
+        return None
+    if (journal := _plain_values(write)) is None:
+        return None
+    values = {**result_values(turn), **journal}
+    for state in turn.states:
+        values |= state_values(state)
+    for item in turn.work_items:
+        if not item.parked or write.session_id != turn.instance_id:
+            return None
+        if any(state.new.session_id != item.session_id for state in turn.states):  # its wakes run on another's lease
+            return None
+        values |= {
+            "parked_activity": Int(item.key.activity_id),
+            "parked_name": Text(item.name),
+            "parked_session": Text(item.session_id),
+            "parked_payload": Text(item.payload),
+        }
+    return LoneCall("commit_wake", values)
 
 
-class WriteCalls(NamedTuple):
+def commit_calls(parts: Sequence[CommitPart], parking: Parking) -> CommitCalls:
+    """Calls that write to journals of different sessions, then park items, then do what follows from the writes."""
+    writes = sorted(journal_writes(parts), key=_BY_KEY)
+    calls: list[LiteralString] = []
+    behind: Sequence[LiteralString] = ()
+    params: Params = {}
+    placing = None
+    if writes:
+        write, behind, params = _calls(writes, also=parking.instances)
+        calls.append(write)
+    if parking.instances:
+        columns = _parking_params(parking, locks=not writes)
+        placing = len(calls) if parking.items else None
+        calls.append(call_of("park_items", tuple(columns), "park_"))
+        params = {**params, **{"park_" + name: column for name, column in columns.items()}}
+    return CommitCalls([*calls, *behind], params, placing)
+
+
+def ack_calls(parts: Sequence[tuple[int, CommitPart]]) -> AckCalls:
+    """The same for the statement of the acks; some of them may not pass."""
+    numbers = {part.session_id: number for number, part in parts}
+    writes = sorted(journal_writes(part for _, part in parts), key=_BY_KEY)
+    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
+    append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
+    params = {"write_also": _NO_SESSIONS, **params, **fence_params(writes), "append_of": append_of}
+    params["write_ack"] = Ints([numbers[one.session_id] for one in writes])
+    if start_of := [n for n, one in enumerate(writes, 1) for _ in one.starts]:
+        params["start_of"] = Ints(start_of)
+    return AckCalls([write, *behind], params)
+
+
+class _WriteCalls(NamedTuple):
     """Calls for a select list, in their order: what wakes add to their journals, then what follows from that."""
 
     write: LiteralString
     behind: Sequence[LiteralString]  # creations, starts, appends
     params: Params
-
-
-def write_calls(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> WriteCalls:
-    """Calls that apply all of some writes of different journals, and their parameters.
-
-    Args:
-        writes: as `sorted_writes` returns them.
-        also: sessions of other journals that the statement locks, with these and in the same order.
-    """
-    return _calls(writes, also=also)
-
-
-def ack_calls(writes: Sequence[JournalWrite]) -> tuple[LiteralString, Params]:
-    """The same for the statement of the acks; some of them may not pass."""
-    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
-    append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
-    params = {"write_also": _NO_SESSIONS, **params, **judge_params(writes), "append_of": append_of}
-    if start_of := [n for n, one in enumerate(writes, 1) for _ in one.starts]:
-        params["start_of"] = Ints(start_of)
-    return ", ".join([write, *behind]), params
 
 
 def _calls(
@@ -75,17 +114,26 @@ def _calls(
     only_appends: LiteralString = "",
     only_starts: LiteralString = "",
     also: Collection[str] = (),
-) -> WriteCalls:
-    columns = write_params(writes, also)
+) -> _WriteCalls:
+    """Calls that apply writes to journals of different sessions, in the order of their keys, and the parameters.
+
+    Args:
+        writes: to apply.
+        only_writes: argument that leaves some of them out.
+        only_appends: the same for their appends.
+        only_starts: the same for the instances that they start.
+        also: sessions of other journals that the statement locks, with these and in the same order.
+    """
+    columns = _write_params(writes, also)
     write: LiteralString = f"(SELECT {call_of('write_journals', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
     behind: list[LiteralString] = []
     if any(one.creations or one.home for one in writes):
-        columns = creation_params(writes)
+        columns = _creation_params(writes)
         behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _CREATE, only_writes)})")
         params |= {_CREATE + name: value for name, value in columns.items()}
     if starts := [start for one in writes for start in one.starts]:
-        columns = start_params(starts)
+        columns = _start_params(starts)
         call = call_of("add_instances", tuple(columns), _START, only_starts)
         behind.append(f"(SELECT count(*) FROM {call})")  # noqa: S608 -- literals only
         params |= {_START + name: value for name, value in columns.items()}
@@ -98,7 +146,7 @@ def _calls(
             done = "bounce_journals(places, outcomes, %(bounces)s)"
             params["bounces"] = json.dumps(bounces, ensure_ascii=False)
         behind.append(f"(SELECT {done} FROM {call})")  # noqa: S608 -- literals only
-    return WriteCalls(write, behind, params)
+    return _WriteCalls(write, behind, params)
 
 
 def _bounces(appends: Sequence[JournalAppend]) -> list[Mapping[str, Any]]:
@@ -122,8 +170,8 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
     }
 
 
-def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
-    """Its values among the arguments of ``commit_turn``; None for one that does more than that function."""
+def _plain_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
+    """Its values among the arguments of ``commit_wake``; None for a write that does more than that function."""
     if write.end is None or write.creations or write.home or write.appends or write.starts or _is_rare(write):
         return None
     for entry in write.entries:
@@ -148,11 +196,11 @@ def plain_write_values(write: JournalWrite) -> dict[LiteralString, Packed] | Non
     }
 
 
-def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
+def _write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
     """The parameters of ``write_journals`` that this batch needs."""
     entries = [entry for write in writes for entry in write.entries]
     params: dict[str, Any] = {
-        **fence_params(writes),
+        **_fence_columns(writes),
         "processed": Ints([write.processed for write in writes]),
         "wake": Texts([write.wake_id for write in writes]),
         "attempt": Ints([write.attempt for write in writes]),
@@ -189,18 +237,42 @@ def write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> 
     return params
 
 
-def judge_params(writes: Sequence[JournalWrite]) -> Params:
+def fence_params(parts: Sequence[CommitPart]) -> Params:
     """The columns by which writes are judged, as the statements of fences have them."""
-    creations = creation_params(writes)
+    writes = journal_writes(parts)
+    creations = _creation_params(writes)
     return {
-        **{_WRITE + name: column for name, column in fence_params(writes).items()},
+        **{_WRITE + name: column for name, column in _fence_columns(writes).items()},
         "write_creations": creations["creations"],
         "write_home": creations["home"],
         "write_epoch": creations["home_epoch"],
     }
 
 
-def creation_params(writes: Sequence[JournalWrite]) -> Params:
+def _parking_params(parking: Parking, *, locks: bool) -> Columns:
+    """The parameters of ``park_items`` that this batch needs.
+
+    Args:
+        parking: of the batch.
+        locks: whether the function is to lock the journals, which nothing before it has locked.
+    """
+    columns: Columns = {}
+    if parking.items:
+        columns |= {
+            **key_columns([item.key for item in parking.items]),
+            "generation": Texts(parking.generations),
+            "name": Texts([item.name for item in parking.items]),
+            "session": Texts([item.session_id for item in parking.items]),
+            "payload": Texts([item.payload for item in parking.items]),
+        }
+    if parking.cancelled:
+        columns |= key_columns(parking.cancelled, "cancel_")
+    if locks:
+        columns["lock"] = Texts(parking.instances)
+    return columns
+
+
+def _creation_params(writes: Sequence[JournalWrite]) -> Params:
     """The columns of ``create_journals``."""
     creations = [[creation_document(creation) for creation in write.creations] for write in writes]
     return {
@@ -210,7 +282,7 @@ def creation_params(writes: Sequence[JournalWrite]) -> Params:
     }
 
 
-def start_params(starts: Sequence[InstanceStart]) -> Params:
+def _start_params(starts: Sequence[InstanceStart]) -> Params:
     """The columns of ``add_instances``."""
     return {
         "instance": Texts([each.instance_id for each in starts]),
@@ -221,7 +293,7 @@ def start_params(starts: Sequence[InstanceStart]) -> Params:
     }
 
 
-def fence_params(writes: Sequence[JournalWrite]) -> Params:
+def _fence_columns(writes: Sequence[JournalWrite]) -> Params:
     """The columns by which writes are judged."""
     return {
         "session": Texts([write.session_id for write in writes]),
@@ -273,3 +345,15 @@ def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, 
             for one in write.steps
         ],
     }
+
+
+COMMIT: Final = PostgresCommit(
+    lone=lone_call,
+    calls=commit_calls,
+    fences=_SQL["fences"],
+    fence_params=fence_params,
+    ack_tables=_SQL["ack_tables"],
+    ack_fence="(n NOT IN (SELECT unnest(%(write_ack)s)) OR n IN (SELECT n FROM fenced))",
+    acks=ack_calls,
+    parks=True,
+)

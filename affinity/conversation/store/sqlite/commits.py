@@ -1,45 +1,44 @@
-"""Journal writes of wakes, as part of a commit."""
+"""What wakes add to their journals, as parts of a commit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from affinity.journal import InstanceStart, JournalWrite
+from affinity.journal import InstanceStart, JournalWrite, journal_writes
 from affinity.provider.contract import Generation, NewInstance
 from affinity.provider.sqlite import journal_admin, journals, lineage, messages, streams
-from affinity.provider.sqlite.driver.transaction import Tx
+from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
+from affinity.provider.sqlite.parts import SqliteCommit
 from affinity.provider.statements import load_statements
+from affinity.records import CommitPart
 
-SQL: Final = load_statements(__package__, "journal_writes.sql")
+SQL: Final = load_statements(__package__, "commits.sql")
 
 
-class JournalChecker:
-    """Checks the fences of writes that come with the results of one batch, and writes the accepted ones.
+class JournalWriter:
+    """The writes of one batch: a `PartWriter`. The fences are read in one statement."""
 
-    The fences are read in one statement; without writes, none is run.
-    """
-
-    def __init__(self, tx: Tx, writes: Sequence[JournalWrite]) -> None:
+    def __init__(self, tx: Tx, parts: Sequence[CommitPart]) -> None:
         self._tx = tx
-        self._heads = read_heads(tx, {write.session_id for write in writes})
+        self._heads = read_heads(tx, {part.session_id for part in parts})
         self._passed: dict[str, JournalWrite] = {}
         self._created: set[str] = set()  # sessions of the creations of what has passed
 
-    def find_conflicts(self, writes: Sequence[JournalWrite]) -> list[str]:
+    def find_conflicts(self, parts: Sequence[CommitPart]) -> list[str]:
         """Sessions whose write does not pass, of the writes of one result; of several of one journal the first does."""
         seen = set(self._passed)
         refused = []
-        for write in writes:
+        for write in journal_writes(parts):
             if write.session_id in seen or not self._fits(write):
                 refused.append(write.session_id)
             seen.add(write.session_id)
         return refused
 
-    def accept(self, writes: Iterable[JournalWrite]) -> None:
-        """The result that these came with passes."""
-        for write in writes:
+    def accept(self, parts: Iterable[CommitPart]) -> None:
+        """Note that the result with these writes passes."""
+        for write in journal_writes(parts):
             self._passed[write.session_id] = write
             self._created.update(creation.session_id for creation in write.creations)
 
@@ -122,4 +121,12 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     tx.many(SQL["revisit"], revisits, {"now": tx.now})
     tx.many(SQL["delegations"], delegations)
     tx.many(SQL["steps"], steps)
-    tx.many(SQL["wakes"], wakes)
+    tx.many(lineage.SQL["wakes"], wakes)
+
+
+def find_unparkable(tx: Tx, instance_ids: Sequence[str]) -> set[str]:
+    """Return the instances whose journal has inputs to process, or that have none: their wake does not wait."""
+    return set(tx.gather(SQL["busy"], {"instance_ids": to_json(instance_ids)}))
+
+
+COMMIT: Final = SqliteCommit(writer=JournalWriter, find_unparkable=find_unparkable)

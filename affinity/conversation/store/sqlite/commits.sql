@@ -1,3 +1,20 @@
+-- busy: of some instances, the ones whose journal has inputs behind its watermark, of its own or inherited; or that have none
+SELECT json_group_array(a.value)
+FROM json_each(:instance_ids) AS a
+LEFT JOIN journals AS j ON j.session_id = a.value
+WHERE j.journal_id IS NULL OR EXISTS (
+    WITH RECURSIVE place (journal_id, base_id, base_seq, upto) AS (
+        SELECT j.journal_id, j.base_id, j.base_seq, j.last_seq
+        UNION ALL
+        SELECT b.journal_id, b.base_id, b.base_seq, min(p.upto, p.base_seq)
+        FROM place AS p CROSS JOIN journals AS b ON b.journal_id = p.base_id
+        WHERE p.base_seq > j.processed
+    )
+    SELECT 1 FROM place AS p
+    CROSS JOIN journal_entries AS i INDEXED BY journal_entries_inputs
+        ON i.journal_id = p.journal_id AND i.is_input AND i.seq > j.processed AND i.seq <= p.upto
+);
+
 -- end_revisits: remove some revisits
 DELETE FROM journal_revisits WHERE (journal_id, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows));
 
@@ -19,12 +36,6 @@ SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, coalesce((
 FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, request_id) DO NOTHING;
-
--- wakes: how wakes have ended
-INSERT INTO journal_wakes (journal_id, seq, wake_id, base, read, processed, outcome, reason, attempt, error)
-SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5, value ->> 6, value ->> 7, value ->> 8,
-       value ->> 9
-FROM json_each(:rows);
 
 -- steps: steps, each in place of the one of its wake and key
 INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
