@@ -187,7 +187,7 @@ async def test_an_ask_is_an_append_a_fetch_a_commit_and_a_read(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six statements, with the hints behind the append and the commit."""
-    names = {"append_input(": "append", "AS waiting": "fetch", "commit_turn(": "commit", "is_inherited_input(": "read"}
+    names = {"append_input(": "append", "AS waiting": "fetch", "commit_wake(": "commit", "is_inherited_input(": "read"}
     sent: list[str] = []
     run = Calls.run
 
