@@ -197,7 +197,7 @@ class JournalWriteRules(Rules):
         other = await owner.peer.own("other")
         write = await owner.new_write(processed=0, entries=[output("first")])
         late = replace(write, entries=[output("second")])
-        results = await owner.peer.commit(turn(owner.at, parts=[write]), turn(other, journals=[late]))
+        results = await owner.peer.commit(turn(owner.at, parts=[write]), turn(other, parts=[late]))
         assert [(result.committed, list(result.conflicts)) for result in results] == [(True, []), (False, ["s"])]
         assert await owner.conversation.texts() == ["hello", "first"]
 
@@ -271,15 +271,15 @@ class JournalWriteRules(Rules):
         async def ack(**fields: Any) -> list[bool]:
             return list(await peer.provider.ack_work_item(peer.identity, [WorkAck(lock=item.lock, **fields)], TIMEOUTS))
 
-        assert await ack(message="done", journal=bad, state=state) == [False]
-        assert await ack(message="done", journal=good, state=replace(state, base_version=1)) == [False]
+        assert await ack(message="done", parts=[bad], state=state) == [False]
+        assert await ack(message="done", parts=[good], state=replace(state, base_version=1)) == [False]
         assert await talk.numbers() == [1]
         assert await cluster.results() == []
-        assert await ack(message="done", journal=good, state=state) == [True]
+        assert await ack(message="done", parts=[good], state=state) == [True]
         assert await cluster.results() == ["done"]
         assert await talk.texts() == ["hello", "answer"]
         assert (await talk.page()).processed == 1
-        assert await ack(message="done", journal=good, state=state) == [False]
+        assert await ack(message="done", parts=[good], state=state) == [False]
 
     async def test_of_one_batch_of_acks_the_first_write_passes(self, cluster: Cluster) -> None:
         """Both acks write to one journal (contract: WorkAck.parts)."""
