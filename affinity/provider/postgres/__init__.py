@@ -41,6 +41,7 @@ Files that only this engine has:
 
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function
+    commit_parts        what guests add to commits: the records of the seam
     rights              roles with the rights of a client or a worker
     sequences           sequences that are behind their tables, after a restore
     driver/             the wire protocol: connections, arrays, the URL, errors, the timeline

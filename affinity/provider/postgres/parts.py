@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, Literal, LiteralString, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, LiteralString, TypeAlias
 
 from affinity.actions import ActionCall, Actors, Administration
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
-from affinity.provider.contract import Retention, Turn
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.contract import Retention
+from affinity.provider.postgres.commit_parts import PostgresCommit
 from affinity.provider.postgres.operations import ActionShare, Database
-from affinity.provider.postgres.turn_columns import Columns, Parking
-from affinity.records import CommitPart, frozen
-
-T = TypeVar("T")
+from affinity.records import frozen
 
 ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
 
@@ -54,56 +51,6 @@ ShareInAction: TypeAlias = Callable[[Actors, ActionCall], ActionShare | None]
 
 RemoveOld: TypeAlias = Callable[[Database, Retention], Awaitable[tuple[int, bool]]]
 """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
-
-
-class LoneCall(NamedTuple):
-    """The call that commits a lone turn, of a function of the guest's with the result of ``commit_turn``."""
-
-    function: LiteralString
-    values: Columns  # its arguments, and those that the kernel adds: worker, incarnation, lengths of locks
-
-
-class CommitCalls(NamedTuple):
-    """What a guest adds to the select list of a commit, whose turns have written everything else."""
-
-    calls: Sequence[LiteralString]  # in their order; each raises ``refuse`` when the fence of a part fails
-    params: Params
-    placing: int | None = None  # which of the calls says where parked items went: by item, see `PostgresCommit.parks`
-
-
-class AckCalls(NamedTuple):
-    """What a guest adds to the statement of acks. See ``ack`` in work_items.sql, which names the tables before them."""
-
-    calls: Sequence[LiteralString]  # for the select list, in their order; for the parts that have passed
-    params: Params
-
-
-@frozen(kw_only=True)
-class PostgresCommit:
-    """How the parts of a guest are committed (`CommitPart`). The functions are called only for batches with such parts.
-
-    Rows of a guest are locked behind those of the kernel, in an order of its own.
-    """
-
-    lone: Callable[[Turn], LoneCall | None]
-    """One call for a turn with one part, one result, and at most one work item, which it parks. None: it needs more."""
-    calls: Callable[[Sequence[CommitPart], Parking], CommitCalls]
-    """The parts and the parked items of a batch."""
-    fences: LiteralString
-    """Query of ``(guest, n)``: the parts whose fences do not pass, in ``check_fences``."""
-    fence_params: Callable[[Sequence[CommitPart]], Params]
-    """Its parameters."""
-    ack_tables: LiteralString
-    """Common tables of the statement of acks, which lock and judge."""
-    ack_fence: LiteralString
-    """Condition on ``n``, the number of an ack: it has no part of the guest, or the part passes."""
-    acks: Callable[[Sequence[tuple[int, CommitPart]]], AckCalls]
-    """The parts of a batch of acks, each with the number of its ack; no two have a session in common."""
-    parks: bool = False
-    """Whether the guest parks work items (`NewWorkItem.parked`), and queues them later. Then ``calls`` comes for each
-    batch with parked items. One of its calls returns the place of each: NULL: parked; "": queued; else the holder of
-    its session.
-    """
 
 
 @frozen(kw_only=True)
@@ -157,11 +104,3 @@ def commit_of(guest: str) -> PostgresCommit:
     if (commit := commits().get(guest)) is None:
         raise InvalidOptions(f"this provider cannot commit what {guest!r} adds to the result of an activity")
     return commit
-
-
-def by_guest(numbered: Iterable[tuple[T, CommitPart]]) -> dict[str, list[tuple[T, CommitPart]]]:
-    """Return parts by guest, in their order, each with what it comes with."""
-    found: dict[str, list[tuple[T, CommitPart]]] = {}
-    for with_it, part in numbered:
-        found.setdefault(part.guest, []).append((with_it, part))
-    return found

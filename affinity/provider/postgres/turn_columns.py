@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final, LiteralString, NamedTuple, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final, LiteralString, NamedTuple
 
 from affinity.provider.contract import Generation, InstanceUpdate, NewWorkItem, Turn, WorkKey
-from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Packed, Text, Texts
+from affinity.provider.postgres.commit_parts import Columns, Parking
+from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Text, Texts
 from affinity.provider.postgres.messages import instance_columns, message_columns
 from affinity.provider.postgres.operations import key_columns, lock_columns
 from affinity.provider.postgres.session_store import state_columns
-
-Columns: TypeAlias = dict[LiteralString, Packed]
 
 RESTRICT: Final[LiteralString] = (
     "restrict_items(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
@@ -35,15 +34,6 @@ def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
     if turn.finishes:
         return []
     return [item for item in turn.work_items if not (item.parked or item.key.activity_id in turn.cancel_activities)]
-
-
-class Parking(NamedTuple):
-    """The parked work items of a batch."""
-
-    items: Sequence[NewWorkItem]  # items to park: the last of each turn
-    generations: Sequence[Generation]  # of the instances of ``items``
-    cancelled: Sequence[WorkKey]  # cancelled items, which may be parked, or queued by now
-    instances: Collection[str]  # instances of all of them
 
 
 def find_parking(turns: Sequence[Turn]) -> Parking:

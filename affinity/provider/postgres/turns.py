@@ -24,16 +24,16 @@ from psycopg.errors import UniqueViolation
 from affinity.errors import Contention
 from affinity.provider.contract import NewWorkItem, Placed, Timeouts, Token, Turn, TurnResult, WorkerIdentity, WorkKey
 from affinity.provider.postgres.changes import change_statement
+from affinity.provider.postgres.commit_parts import LoneCall, Parking, by_guest
 from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Statement
 from affinity.provider.postgres.operations import Database, call_of
-from affinity.provider.postgres.parts import LoneCall, by_guest, commit_of, commits
+from affinity.provider.postgres.parts import commit_of, commits
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
     REPLY,
     RESTRICT,
-    Parking,
     commit_columns,
     consume_params,
     fence_check_columns,

@@ -10,10 +10,11 @@ from psycopg.types.numeric import Int8
 
 from affinity.limits import MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
+from affinity.provider.postgres.commit_parts import by_guest
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Database, caller_params, flags, lock_columns
-from affinity.provider.postgres.parts import by_guest, commit_of
+from affinity.provider.postgres.parts import commit_of
 from affinity.provider.postgres.session_store import state_columns
 from affinity.provider.statements import load_statements, with_guests, with_parts
 

@@ -9,14 +9,14 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
 from affinity.provider.contract import Turn
+from affinity.provider.postgres.commit_parts import AckCalls, Columns, CommitCalls, LoneCall, Parking, PostgresCommit
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
 from affinity.provider.postgres.journals import append_params
 from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.operations import call_of, key_columns
-from affinity.provider.postgres.parts import AckCalls, CommitCalls, LoneCall, PostgresCommit
 from affinity.provider.postgres.session_store import state_values
-from affinity.provider.postgres.turn_columns import Columns, Parking, result_values
+from affinity.provider.postgres.turn_columns import result_values
 from affinity.provider.statements import load_statements
 from affinity.records import CommitPart
 
