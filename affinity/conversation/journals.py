@@ -22,8 +22,7 @@ from affinity.client.parts import ClientPart, ClientServices
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint, Provider
 from affinity.provider.hint_sender import HintSender
-from affinity.provider.journal_contract import JournalProvider
-from affinity.provider.parts import missing_verbs
+from affinity.provider.journal_contract import JournalProvider, keeps_journals
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 
@@ -66,7 +65,7 @@ class Journals(ClientPart):
     @classmethod
     def is_wanted(cls, provider: Provider) -> bool:
         """Whether the provider keeps journals."""
-        return not missing_verbs(provider, JournalProvider)
+        return keeps_journals(provider)
 
     async def run(self) -> None:
         """Send appends, reads and notices until cancelled."""

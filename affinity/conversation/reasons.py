@@ -12,7 +12,7 @@ from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
 from affinity.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.provider.contract import InstanceInfo
-from affinity.provider.journal_contract import journals_of
+from affinity.provider.journal_contract import journals_of, keeps_journals
 
 _CHILDREN: Final = 20
 """Children of one conversation that are looked at."""
@@ -21,6 +21,8 @@ _CHILDREN: Final = 20
 async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstanding: Outstanding) -> Explanation | None:
     """The reason why the conversation waits; None: the instance is none, or its conversation has ended."""
     me = info.instance_id
+    if not keeps_journals(explainer.provider):
+        return None
     (page,) = await journals_of(explainer.provider).read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
     if page is None or page.closed:
         return None

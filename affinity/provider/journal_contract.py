@@ -27,7 +27,7 @@ from affinity.journal import (
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.connection import ProviderConnection
 from affinity.provider.contract.hints import Hint
-from affinity.provider.parts import check_part
+from affinity.provider.parts import check_part, missing_verbs
 
 
 class JournalProvider(ProviderConnection, Protocol):
@@ -165,3 +165,8 @@ def journals_of(provider: ProviderConnection) -> JournalProvider:
     """
     check_part(provider, JournalProvider)
     return cast(JournalProvider, provider)
+
+
+def keeps_journals(provider: ProviderConnection) -> bool:
+    """Whether the provider keeps journals."""
+    return not missing_verbs(provider, JournalProvider)
