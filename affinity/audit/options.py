@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ class AuditOptions(GuestOptions):
     """How long entries of the audit log are kept, at least a day; none: forever."""
 
     @property
-    def retention_of_guests(self) -> Mapping[str, float]:
+    def retention_of_guests(self) -> Mapping[str, Any]:
         """Add the retention of entries."""
         others = super().retention_of_guests
         return others if self.audit_retention is None else {**others, "audit": self.audit_retention}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from affinity.audit.options import AuditOptions
+from affinity.conversation.options import ConversationOptions
 from affinity.worker.options import KernelOptions
 
 
-class RuntimeOptions(KernelOptions, AuditOptions):
+class RuntimeOptions(KernelOptions, AuditOptions, ConversationOptions):
     """How a worker runs. Durations are seconds.
 
     Raises:

@@ -31,7 +31,18 @@ from affinity.provider.parts import check_part, missing_verbs
 
 
 class JournalProvider(ProviderConnection, Protocol):
-    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds."""
+    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds.
+
+    A record of session state that has a journal stays (`Retention.records`), and a journal goes with the record of its
+    session. `WorkerProvider.sweep` removes, by the bounds in `Retention.guests`:
+
+    - ``age``, ``entries`` and ``size``, see `JournalRetention`: entries, as `prune_journals`.
+    - ``resting``: journals that have been at rest for so many seconds, with the instances of the same ids and their
+      children, and the records; what forks continue stays, as for `delete_journal`. A journal is *at rest* while it has
+      no request, no revisit, no delegation, no child that is left and no input that waits; nothing is delegated to it;
+      its instance has ended, and not failed, or has no message and no work item, and no child that runs; and no worker
+      holds its session. What has to stay is looked at again with the next round, see `rounds`.
+    """
 
     async def append_journal(
         self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None

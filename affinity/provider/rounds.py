@@ -8,7 +8,7 @@ round that has removed nothing the pause doubles.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 LONGEST_PAUSE: Final = 3600.0
@@ -39,30 +39,9 @@ class Step(NamedTuple):
 class RoundKind(NamedTuple):
     """One kind of round."""
 
-    name: str  # of its count in `Sweep`
+    name: str  # of its count in `Sweep`, or in `Sweep.removed`
     retention: float  # seconds
     run: Callable[[Any], Awaitable[Step]]
-
-
-class OldJournal(NamedTuple):
-    """A journal that is old enough to be looked at."""
-
-    journal_id: int
-    session_id: str
-    created_at: Any
-    at_rest: bool
-    entries: int
-
-
-def first_rows(rows: Iterable[Sequence[Any]], entries: int) -> list[OldJournal]:
-    """The first rows, up to one with which those at rest have so many entries."""
-    taken: list[OldJournal] = []
-    for row in map(OldJournal._make, rows):
-        taken.append(row)
-        entries -= row.entries if row.at_rest else 0
-        if entries <= 0:
-            break
-    return taken
 
 
 class RoundStore(Protocol):

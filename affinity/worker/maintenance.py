@@ -12,7 +12,6 @@ from pathlib import Path
 
 import anyio
 
-from affinity.journal import JournalRetention
 from affinity.limits import MAX_BATCH
 from affinity.orchestration import KernelApp
 from affinity.orchestration.app import HasFunctions
@@ -127,12 +126,11 @@ class Maintenance(WorkerPart):
                 self._metrics.count_sweep()
                 self.note_due(done.due)
                 await self._end_waits()
-            if done.records_removed or done.journals_removed:
+            if done.records_removed:
                 logger.info(
-                    "worker %s: retention has removed %d session records, and %d journals with their records",
+                    "worker %s: retention has removed %d session records",
                     self._identity.worker_id,
                     done.records_removed,
-                    done.journals_removed,
                 )
             if done.limit_reached:
                 continue
@@ -155,10 +153,6 @@ class Maintenance(WorkerPart):
                 histories=options.history_retention,
                 moves=options.session_move_retention,
                 records=options.record_retention,
-                journals=options.resting_retention,
-                entries=JournalRetention(
-                    age=options.journal_retention, entries=options.journal_max_entries, size=options.journal_max_bytes
-                ),
                 guests=options.retention_of_guests,
             ),
         )

@@ -23,12 +23,11 @@ from affinity.limits import (
     MAX_MESSAGE_BYTES,
     MAX_OUTSTANDING_BYTES,
     MAX_PAYLOAD_BYTES,
-    MAX_QUOTA,
+    MAX_RETENTION_SECONDS,
     MAX_TAGS,
     check_id,
     check_tag,
 )
-from affinity.retention import RetentionSeconds, SessionRetention
 
 ENVIRONMENT_PREFIX: Final = "AFFINITY_"
 
@@ -66,6 +65,7 @@ NOT_BELOW: Final = (
 """Pairs of options: the first may not be less than the second. With their unit, and the reason."""
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400, allow_inf_nan=False)]
+RetentionSeconds = Annotated[float, Field(gt=0, le=MAX_RETENTION_SECONDS, allow_inf_nan=False)]
 
 
 def _default_node_id() -> str:
@@ -79,12 +79,12 @@ class GuestOptions(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     @property
-    def retention_of_guests(self) -> Mapping[str, float]:
+    def retention_of_guests(self) -> Mapping[str, Any]:
         """By guest, how long its old data is kept; without a guest: forever. A guest adds its own."""
         return {}
 
 
-class KernelOptions(SessionRetention, GuestOptions, metaclass=ModelType):
+class KernelOptions(GuestOptions, metaclass=ModelType):
     """The options of the kernel; `affinity.RuntimeOptions` has those of the guests too."""
 
     # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
@@ -179,14 +179,11 @@ class KernelOptions(SessionRetention, GuestOptions, metaclass=ModelType):
     """Histories that ``continue_as_new``, a reset or a restart ended, and keys of events with their replies, are
     removed after this long; none: with their instance.
     """
-    journal_retention: RetentionSeconds | None = None
-    """Entries of journals are removed after this long, unless a wake, a pending request or a fork needs them; none:
-    with their journal. See docs/run/retention.md#retention.
+    record_retention: RetentionSeconds | None = None
+    """Session records are removed this long after their last write, unless the session is held, has queued work or a
+    journal, or was named at the start of an instance that has not ended; none: never. See
+    docs/run/retention.md#retention.
     """
-    journal_max_entries: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
-    """Entries kept of one journal; older ones are removed likewise."""
-    journal_max_bytes: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
-    """Bytes of payloads kept of one journal; older entries are removed likewise."""
     code_version: str | None = None
     """Tells this code from other releases, as an image's tag does: new and freed sessions go to the newest one, and
     suspended instances are tried again. None: a digest of the app's files. See docs/run/placement.md#rollouts.
@@ -291,7 +288,7 @@ class KernelOptions(SessionRetention, GuestOptions, metaclass=ModelType):
     def describe(cls) -> Sequence[OptionDescription]:
         """Return all options, in their order, as people see them."""
         texts = words_of(cls)
-        first = KernelOptions.model_fields.keys() - SessionRetention.model_fields  # pydantic has inherited ones first
+        first = KernelOptions.model_fields.keys()  # pydantic has them last, behind those of the guests
         return [
             OptionDescription(
                 name=name,

@@ -17,6 +17,7 @@ from affinity.cli.loading import load_app
 from affinity.cli.output import cell, clock, pairs, printable, seconds, table
 from affinity.cli.shell import exit_code
 from affinity.cli.worker import worker
+from affinity.conversation.options import ConversationOptions
 from affinity.errors import (
     AffinityError,
     ConnectionLost,
@@ -34,7 +35,6 @@ from affinity.errors import (
     WakeFailed,
     WorkerFenced,
 )
-from affinity.retention import SessionRetention
 from tests.cli.conftest import refused, run, succeed
 from tests.support.extras import needs
 
@@ -79,18 +79,17 @@ def test_every_command_has_help_and_the_common_options(name: str) -> None:
 
 
 def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
-    """Help and documentation come from one description, which no option lacks. Options of guests, and the
-    retention of sessions, which another model shares, are at the end.
-    """
+    """Help and documentation come from one description, which no option lacks. Options of guests are at the end."""
     flags = {param.name: param.opts for param in worker.params}
     text = " ".join(succeed("worker", "--help").split())
     for option in RuntimeOptions.describe():
         assert flags[option.name] == [option.flag]
         assert len(option.description) > len(option.name)
         assert f"[default: {option.default}]" in text
-    shared = [*AuditOptions.model_fields, *SessionRetention.model_fields]
-    own = [name for name in RuntimeOptions.model_fields if name not in shared]
-    assert [option.name for option in RuntimeOptions.describe()] == own + shared
+    of_guests = {*AuditOptions.model_fields, *ConversationOptions.model_fields}
+    names = [option.name for option in RuntimeOptions.describe()]
+    assert {*names[-len(of_guests) :]} == of_guests
+    assert sorted(names) == sorted(RuntimeOptions.model_fields)
 
 
 def test_no_command_and_unknown_ones() -> None:

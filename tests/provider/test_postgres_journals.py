@@ -12,6 +12,7 @@ import anyio
 import psycopg
 import pytest
 
+from affinity.conversation.store import listing
 from affinity.errors import ConnectionLost
 from affinity.journal import (
     Answer,
@@ -33,7 +34,6 @@ from affinity.journal import (
     StreamPart,
     WakeEnd,
 )
-from affinity.provider import listing
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider

@@ -14,6 +14,7 @@ from typing import Any, LiteralString
 import anyio
 import pytest
 
+from affinity.conversation.store import sqlite as store_of_conversations
 from affinity.conversation.store.sqlite import requests
 from affinity.errors import ConnectionLost, Contention, Duplicate, ReadOnly, SchemaMismatch
 from affinity.provider import sqlite as package
@@ -275,17 +276,17 @@ rows of a table."""
 def statements() -> list[Any]:
     loaded = [
         (file.stem, name, sql)
-        for each in (package, driver)
+        for each in (package, driver, store_of_conversations)
         for file in sorted(Path(str(each.__file__)).parent.glob("*.sql"))
         for name, sql in load_statements(each.__name__, file.name).items()
     ]
     whole = [
         pytest.param(sql, id=f"{file}:{name}")
         for file, name, sql in loaded
-        if name not in RARE | IN_PARTS and file != "open_requests"
+        if name not in RARE | IN_PARTS and file != "requests"
     ]
     inbox = [
-        pytest.param(with_parts(requests.LIST, frozenset({part})), id=f"open_requests:{part}")
+        pytest.param(with_parts(requests.LIST, frozenset({part})), id=f"requests:{part}")
         for part in ("all", "some", "below")
     ]
     return [*whole, *inbox] + [

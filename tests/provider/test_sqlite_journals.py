@@ -17,9 +17,9 @@ from typing import Final, LiteralString
 import anyio
 import pytest
 
-from affinity.conversation.store.sqlite import requests
+from affinity.conversation.store.sqlite import admin, requests
 from affinity.journal import Answer, NewRequest, RequestFilter, StreamCursor
-from affinity.provider.sqlite import Clock, SqliteProvider, journal_admin
+from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.statements import with_parts
 from affinity_conformance.providers.builders import message_ids
@@ -159,11 +159,11 @@ async def test_a_commit_behind_a_stream_waits_for_the_disk(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("statement", "index"),
     [
-        (journal_admin.SQL["list"], "journals_by_age"),
-        (journal_admin.BY_ID, "sqlite_autoindex_journals_1"),
-        (journal_admin.BY_KIND, "journals_by_kind"),
-        (journal_admin.BY_PARENT, "journals_by_parent"),
-        (journal_admin.BY_OWNER, "journals_by_owner"),
+        (admin.SQL["list"], "journals_by_age"),
+        (admin.BY_ID, "sqlite_autoindex_journals_1"),
+        (admin.BY_KIND, "journals_by_kind"),
+        (admin.BY_PARENT, "journals_by_parent"),
+        (admin.BY_OWNER, "journals_by_owner"),
     ],
 )
 async def test_a_listing_reads_the_index_of_its_condition(tmp_path: Path, statement: str, index: str) -> None:

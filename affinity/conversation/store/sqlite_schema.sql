@@ -147,6 +147,12 @@ CREATE TABLE journal_delegations (
 
 CREATE INDEX journal_delegations_by_child ON journal_delegations (child);
 
+-- Open delegations to an instance end with it: they are runs of wakes, see `OpenDelegation`.
+CREATE TRIGGER delegations_ended_with_instance AFTER DELETE ON instances
+BEGIN
+    DELETE FROM journal_delegations WHERE child = OLD.instance_id AND delegation_id = child;
+END;
+
 -- result: NULL while it runs.
 CREATE TABLE journal_steps (
     journal_id INTEGER NOT NULL,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from affinity.journal import JournalRetention
 from affinity.records import frozen
 
 
@@ -18,10 +17,9 @@ class Retention:
     instances: float | None = None  # completed and cancelled ones, each with its tree
     histories: float | None = None  # of executions that another one of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
-    records: float | None = None  # of session state, since their last write; without a journal
-    journals: float | None = None  # at rest, since their last change, each with its instance and its record
-    entries: JournalRetention = JournalRetention()  # of all journals
-    guests: Mapping[str, float] = field(default_factory=dict)  # of the tables of guests, by guest; without it: forever
+    records: float | None = None  # of session state, since their last write; of those that no guest needs
+    guests: Mapping[str, Any] = field(default_factory=dict)
+    """By guest: seconds, or several bounds. Without it, the guest's tables keep all rows."""
 
 
 NO_RETENTION: Final = Retention()
@@ -39,9 +37,8 @@ class Sweep:
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
     records_removed: int = 0
-    journals_removed: int = 0
-    entries_removed: int = 0
-    removed: Mapping[str, int] = field(default_factory=dict)  # by guest, of those that have removed some
+    removed: Mapping[str, int] = field(default_factory=dict)
+    """The rows that guests have removed, if any, by guest, or by its name for them."""
     limit_reached: bool = False  # there may be more stale routes: call again without waiting
     backlog: bool = False  # there is more to remove: call again after a pause, which leaves the database to others
     due: Mapping[str, float | None] = field(default_factory=dict)

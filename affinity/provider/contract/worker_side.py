@@ -344,15 +344,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         - instances: as `prune_instances`, for `SWEPT_STATUSES` and trees of at most `limits.PRUNE_TREE_EVENTS` events.
         - histories: as `prune_histories`. Moves: the oldest rows. Guests: as each says.
-        - entries: as `prune_journals`.
-        - records: as a deletion of the session store with ``idle_only``. A record with a journal stays, and one whose
-          session is held by a `NewHold`, or was named at the start of an instance that has not ended.
-        - journals: with the instances of the same ids and their children, and the records; what forks continue stays,
-          as for `delete_journal`. A journal is *at rest* while it has no request, no revisit, no delegation, no child
-          that is left and no input that waits; nothing is delegated to it; its instance has ended, and not failed, or
-          has no message and no work item, and no child that runs; and no worker holds its session.
-
-        Of records and journals, what has to stay is looked at again with the next round, see `rounds`.
+        - records: as a deletion of the session store with ``idle_only``. A record that a guest needs stays, and one
+          whose session is held by a `NewHold`, or was named at the start of an instance that has not ended. What has to
+          stay is looked at again with the next round, see `rounds`.
         """
         ...
 

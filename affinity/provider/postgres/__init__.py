@@ -27,7 +27,6 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     sweep               repair of stale routes, removal of dead rows
     old_data            what a sweep removes because it is old
     journals            journals: append, what a wake has to do, read
-    journal_admin       journals: list, requests, revisits, delete, prune
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process

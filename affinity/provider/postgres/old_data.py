@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from typing import Any, Final
+from functools import cache, partial
+from typing import Any, Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
 from affinity.errors import StatementTimeout
-from affinity.journal import JournalRetention
 from affinity.limits import PRUNE_TREE_EVENTS, SWEEP_EVENTS, SWEEP_LOOK, SWEEP_ROWS
 from affinity.provider.contract import NO_RETENTION, SWEPT_STATUSES, InstancePruning, Retention
-from affinity.provider.postgres import journal_admin, retention
-from affinity.provider.postgres.driver.arrays import Ints, Texts
+from affinity.provider.postgres import retention
+from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database
-from affinity.provider.postgres.parts import parts
+from affinity.provider.postgres.parts import expressions, parts
 from affinity.provider.postgres.session_store import delete_records
-from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
-from affinity.provider.statements import load_statements
+from affinity.provider.rounds import Round, RoundKind, Step, run_rounds
+from affinity.provider.statements import load_statements, with_conditions
 
 _SQL: Final = load_statements(__package__, "old_data.sql")
+
+_RECORDS: Final = "records_removed"
+"""A round, and a field of `Sweep`."""
 
 
 async def remove_old(db: Database, keep: Retention, after: datetime | None) -> dict[str, Any]:
@@ -46,7 +48,9 @@ async def remove_old(db: Database, keep: Retention, after: datetime | None) -> d
         backlog |= pruned.limit_reached
     of_guests, more = await _remove_of_guests(db, keep)
     counts, more_rounds = await run_rounds(_kinds(db, keep), _Rounds(db))
-    return {**removed, **counts, "removed": of_guests, "backlog": backlog or more or more_rounds}
+    removed[_RECORDS] = counts.pop(_RECORDS, 0)
+    of_guests |= {name: rows for name, rows in counts.items() if rows}
+    return {**removed, "removed": of_guests, "backlog": backlog or more or more_rounds}
 
 
 async def _remove_of_guests(db: Database, keep: Retention) -> tuple[dict[str, int], bool]:
@@ -84,39 +88,17 @@ class _Rounds:
 
 
 def _kinds(db: Database, keep: Retention) -> list[RoundKind]:
-    kinds = []
-    if keep.entries != JournalRetention():
-        kinds.append(RoundKind("entries_removed", 0.0, partial(_entries, db, keep.entries)))
-    for name, older_than, run in (
-        ("records_removed", keep.records, _records),
-        ("journals_removed", keep.journals, _journals),
-    ):
-        if older_than is not None:
-            kinds.append(RoundKind(name, older_than, partial(run, db, older_than)))
-    return kinds
-
-
-async def _entries(db: Database, keep: JournalRetention, place: Any) -> Step:
-    step = await journal_admin.prune_journals(db, keep, limit=SWEEP_EVENTS, after=place or 0)
-    return Step(step.entries, step.after)
+    of_guests = [kind for part in parts().values() if part.rounds is not None for kind in part.rounds(db, keep)]
+    if keep.records is None:
+        return of_guests
+    return [RoundKind(_RECORDS, keep.records, partial(_records, db, keep.records)), *of_guests]
 
 
 async def _records(db: Database, older_than: float, place: Any) -> Step:
-    rows = await db.connections.misc.run(_SQL["old_records"], _bounds(older_than, place))
+    rows = await db.connections.misc.run(_old_records(), _bounds(older_than, place))
     found = {row[0]: (row[1], row[2]) for row in rows if row[4]}
     gone = await delete_records(db.connections, found)
     return Step(len(gone), [rows[-1][3], rows[-1][0]] if len(rows) == SWEEP_LOOK else None)
-
-
-async def _journals(db: Database, older_than: float, place: Any) -> Step:
-    rows = await db.connections.misc.run(_SQL["old_journals"], _bounds(older_than, place))
-    taken = first_rows(rows, SWEEP_EVENTS)
-    removed = 0
-    if found := [row.journal_id for row in taken if row.at_rest]:
-        doomed = {"journals": Ints(found), "older_than": float(older_than)}
-        ((removed,),) = await db.connections.misc.run(_SQL["remove_journals"], doomed)
-    is_last = len(taken) == len(rows) < SWEEP_LOOK
-    return Step(removed, None if is_last else [taken[-1].created_at, taken[-1].session_id])
 
 
 def _bounds(older_than: float, place: Any) -> Mapping[str, Any]:
@@ -127,3 +109,8 @@ def _bounds(older_than: float, place: Any) -> Mapping[str, Any]:
         "after_id": after_id,
         "window": Int8(SWEEP_LOOK),
     }
+
+
+@cache
+def _old_records() -> LiteralString:
+    return with_conditions(_SQL["old_records"], expressions("needs_record").values())

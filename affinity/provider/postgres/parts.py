@@ -13,6 +13,7 @@ from affinity.guests import modules
 from affinity.provider.contract import Retention
 from affinity.provider.postgres.commit_parts import PostgresCommit
 from affinity.provider.postgres.operations import ActionShare, Database
+from affinity.provider.rounds import RoundKind
 from affinity.records import frozen
 
 ObjectKind: TypeAlias = Literal["SCHEMA", "TABLE", "SEQUENCE", "FUNCTION"]
@@ -67,6 +68,10 @@ class PostgresPart:
     next_due: LiteralString | None = None
     """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
     remove_old: RemoveOld | None = None
+    rounds: Callable[[Database, Retention], Sequence[RoundKind]] | None = None
+    """Rounds of removing old data that have to look at each row: see `affinity.provider.rounds`."""
+    needs_record: LiteralString | None = None
+    """Whether the guest needs the record ``r``, a row of ``session_states``: a condition in the sweep's statement."""
     awaits: LiteralString | None = None
     """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
     condition in the statement of `ProviderConnection.get_waits`.

@@ -103,7 +103,7 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
     clear(tx, doomed)
     tx.many(suspension.SQL["forget"], doomed)
     tx.many(parking.SQL["remove"], doomed)
-    for what in ("history", "ended", "sizes", "keys", "runs", "instances"):
+    for what in ("history", "ended", "sizes", "keys", "instances"):
         tx.many(SQL[f"delete_{what}"], doomed)
     return "deleted"
 

@@ -110,9 +110,6 @@ DELETE FROM instance_sizes WHERE instance_id IN (SELECT value FROM json_each(:ro
 -- delete_keys: keys of messages to instances
 DELETE FROM message_keys WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- delete_runs: open delegations to these instances, which are runs of wakes: see `OpenDelegation`
-DELETE FROM journal_delegations WHERE child IN (SELECT value FROM json_each(:rows)) AND delegation_id = child;
-
 -- delete_instances: the rows themselves
 DELETE FROM instances WHERE instance_id IN (SELECT value FROM json_each(:rows));
 

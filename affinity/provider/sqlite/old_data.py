@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Final, LiteralString
 
-from affinity.journal import JournalPruning, JournalRetention
-from affinity.limits import SWEEP_EVENTS, SWEEP_LOOK
+from affinity.limits import SWEEP_LOOK
 from affinity.provider.contract import Retention
-from affinity.provider.rounds import Round, RoundKind, Step, first_rows, run_rounds
-from affinity.provider.sqlite import instances, moves, retention, session_states, sessions
+from affinity.provider.rounds import Round, RoundKind, Step, run_rounds
+from affinity.provider.sqlite import moves, retention, session_states
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.parts import parts
-from affinity.provider.statements import load_statements
+from affinity.provider.sqlite.parts import Access, parts
+from affinity.provider.statements import load_statements, with_conditions
 
 SQL: Final = load_statements(__package__, "old_data.sql")
 
-
-class Access(NamedTuple):
-    """What the steps need of the provider: each call is a transaction."""
-
-    write: Callable[[Callable[[Tx], Any]], Awaitable[Any]]
-    read: Callable[[Callable[[Tx], Any]], Awaitable[Any]]
-    prune_journals: Callable[..., Awaitable[JournalPruning]]
+_RECORDS: Final = "records_removed"
+"""A round, and a field of `Sweep`."""
 
 
 async def remove_old(access: Access, keep: Retention) -> dict[str, Any]:
@@ -43,7 +37,9 @@ async def remove_old(access: Access, keep: Retention) -> dict[str, Any]:
     backlog |= any(more for _, more in of_guests.values())
     removed["removed"] = {guest: rows for guest, (rows, _) in of_guests.items() if rows}
     counts, more = await run_rounds(_kinds(access, keep), _Rounds(access))
-    return {**removed, **counts, "backlog": backlog or more}
+    removed[_RECORDS] = counts.pop(_RECORDS, 0)
+    removed["removed"] |= {name: rows for name, rows in counts.items() if rows}
+    return {**removed, "backlog": backlog or more}
 
 
 def _remove_of_guests(tx: Tx, keep: Retention) -> dict[str, tuple[int, bool]]:
@@ -78,30 +74,19 @@ def _save(tx: Tx, name: str, state: Round, wait: float) -> None:
 
 
 def _kinds(access: Access, keep: Retention) -> list[RoundKind]:
-    kinds = []
-    if keep.entries != JournalRetention():
-        kinds.append(RoundKind("entries_removed", 0.0, partial(_entries, access, keep.entries)))
-    for name, older_than, step in (
-        ("records_removed", keep.records, _records),
-        ("journals_removed", keep.journals, _journals),
-    ):
-        if older_than is not None:
-            kinds.append(RoundKind(name, older_than, partial(_old, access, older_than, step)))
-    return kinds
+    of_guests = [kind for part in parts().values() if part.rounds is not None for kind in part.rounds(access, keep)]
+    if keep.records is None:
+        return of_guests
+    return [RoundKind(_RECORDS, keep.records, partial(_old_records, access, keep.records)), *of_guests]
 
 
-async def _entries(access: Access, keep: JournalRetention, place: Any) -> Step:
-    step = await access.prune_journals(keep, limit=SWEEP_EVENTS, after=place or 0)
-    return Step(step.entries, step.after)
-
-
-async def _old(access: Access, older_than: float, step: Callable[..., Step], place: Any) -> Step:
-    done: Step = await access.write(partial(step, older_than=older_than, place=place))
+async def _old_records(access: Access, older_than: float, place: Any) -> Step:
+    done: Step = await access.write(partial(_records, older_than=older_than, place=place))
     return done
 
 
 def _records(tx: Tx, older_than: float, place: Any) -> Step:
-    rows = tx.rows(SQL["old_records"], _bounds(tx, older_than, place))
+    rows = tx.rows(_statement(), _bounds(tx, older_than, place))
     seen = {name: (version, generation) for name, version, generation, _, is_due in rows if is_due}
     asked = session_states.RecordDeletion(
         session_ids=list(seen),
@@ -114,18 +99,6 @@ def _records(tx: Tx, older_than: float, place: Any) -> Step:
     return Step(removed, [rows[-1][3], rows[-1][0]] if len(rows) == SWEEP_LOOK else None)
 
 
-def _journals(tx: Tx, older_than: float, place: Any) -> Step:
-    rows = tx.rows(SQL["old_journals"], _bounds(tx, older_than, place))
-    taken = first_rows(rows, SWEEP_EVENTS)
-    doomed = [row.session_id for row in taken if row.at_rest]
-    if doomed:
-        instances.delete_instances(tx, doomed, force=True)
-        sessions.renew_epochs(tx, doomed)
-        session_states.remove(tx, doomed)
-    is_last = len(taken) == len(rows) < SWEEP_LOOK
-    return Step(len(doomed), None if is_last else [taken[-1].created_at, taken[-1].session_id])
-
-
 def _bounds(tx: Tx, older_than: float, place: Any) -> Mapping[str, Any]:
     after_time, after_id = place or (0.0, "")
     return {
@@ -135,3 +108,9 @@ def _bounds(tx: Tx, older_than: float, place: Any) -> Mapping[str, Any]:
         "after_id": after_id,
         "window": SWEEP_LOOK,
     }
+
+
+@cache
+def _statement() -> LiteralString:
+    conditions = [part.needs_record for part in parts().values() if part.needs_record is not None]
+    return with_conditions(SQL["old_records"], conditions)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, LiteralString, Protocol, TypeAlias
+from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
 
 from affinity.actions import ActionCall, Actors, Administration
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
 from affinity.provider.contract import Retention
+from affinity.provider.rounds import RoundKind
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.records import CommitPart, frozen
 
@@ -51,6 +52,13 @@ class SqliteCommit:
     """Of a guest that parks work items (`NewWorkItem.parked`): the instances, of these, whose item is to be queued."""
 
 
+class Access(NamedTuple):
+    """The calls of the provider that a round makes: each is a transaction."""
+
+    write: Callable[[Callable[[Tx], Any]], Awaitable[Any]]
+    read: Callable[[Callable[[Tx], Any]], Awaitable[Any]]
+
+
 @frozen(kw_only=True)
 class SqlitePart:
     """The part of a guest in this provider."""
@@ -65,6 +73,12 @@ class SqlitePart:
     """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
     remove_old: Callable[[Tx, Retention], tuple[int, bool]] | None = None
     """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+    rounds: Callable[[Access, Retention], Sequence[RoundKind]] | None = None
+    """Rounds of removing old data that have to look at each row: see `affinity.provider.rounds`."""
+    needs_record: LiteralString | None = None
+    """Whether the guest needs the record ``r``, a row of ``session_states``: a condition in the sweep's statement."""
+    records_removed: Callable[[Tx, Sequence[str]], object] | None = None
+    """Removes what the guest keeps for these sessions, whose records are being removed."""
     awaits: LiteralString | None = None
     """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
     condition in the statement of `ProviderConnection.get_waits`.

@@ -29,7 +29,6 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkerLease,
 )
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.parts import composed
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
@@ -64,7 +63,7 @@ from affinity.provider.sqlite.driver.thread import DatabaseThread
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import create_all, send_all
 from affinity.provider.sqlite.migration import check_schema, inspect, migrate, unmigrated
-from affinity.provider.sqlite.parts import SqlitePart, parts
+from affinity.provider.sqlite.parts import Access, SqlitePart, parts
 from affinity.provider.sqlite.session_store import SqliteSessionStore
 from affinity.provider.sqlite.turns import commit
 from affinity.provider.sqlite.verbs import acts, looks_first, reads, writes
@@ -244,7 +243,7 @@ class SqliteProvider:
         done = await self._write(partial(sweep, interval=interval))
         if not done.swept or retention == NO_RETENTION:
             return done
-        access = old_data.Access(self._write, self._read, journals_of(self).prune_journals)
+        access = Access(self._write, self._read)
         old = await old_data.remove_old(access, retention)
         return replace(done, **{**old, "backlog": done.backlog or bool(old["backlog"])})
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from affinity.provider.rows import to_session_record, write_conflict
-from affinity.provider.sqlite import journal_admin, sessions
+from affinity.provider.sqlite import sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.parts import parts
 from affinity.provider.statements import load_statements
 from affinity.records import RecordTimes, SessionRecord, SessionState, StateWrite
 
@@ -161,11 +162,13 @@ def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
 
 
 def remove(tx: Tx, doomed: Sequence[str]) -> None:
-    """Remove the records of sessions, and their journals."""
+    """Remove the records of sessions, and what guests keep for these."""
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["forget_participants"], doomed)
     tx.many(SQL["delete"], doomed)
-    journal_admin.delete_journals(tx, doomed)
+    for part in parts().values():
+        if part.records_removed is not None:
+            part.records_removed(tx, doomed)
 
 
 def _read(tx: Tx, session_ids: Collection[str]) -> dict[str, _FenceRow]:

@@ -2,7 +2,9 @@
 
 The files:
 
+    admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
+    retention           what a sweep removes because it is old
     streams             provisional parts
 """
 
@@ -10,9 +12,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from affinity.conversation.store.postgres import requests, streams
+from affinity.conversation.store.postgres import admin, requests, retention, streams
 from affinity.conversation.store.postgres.commits import COMMIT
-from affinity.provider.postgres import journal_admin, journals, lineage
+from affinity.provider.postgres import journals, lineage
 from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
 
@@ -26,11 +28,11 @@ PART: Final = PostgresPart(
         "retract_stream": streams.retract_stream,
         "create_journals": acts("journal", lineage.create_journals),
         "get_lineage": lineage.get_lineage,
-        "list_journals": journal_admin.list_journals,
+        "list_journals": admin.list_journals,
         "list_requests": requests.list_requests,
-        "describe_journal": acts("journal", journal_admin.describe_journal),
-        "delete_journal": acts("journal", journal_admin.delete_journal),
-        "prune_journals": acts("", journal_admin.prune_journals),
+        "describe_journal": acts("journal", admin.describe_journal),
+        "delete_journal": acts("journal", admin.delete_journal),
+        "prune_journals": acts("", admin.prune_journals),
     },
     commit=COMMIT,
     rights=(
@@ -66,9 +68,12 @@ PART: Final = PostgresPart(
         # The owner's alone. Triggers run for each role that changes the row.
         Rights(
             "FUNCTION",
-            "check_client_description check_client_entry delete_journal_of_record is_dead_letter is_kind_of_wakes",
+            "check_client_description check_client_entry delete_journal_of_record end_delegations is_dead_letter"
+            " is_kind_of_wakes",
         ),
     ),
+    rounds=retention.rounds,
+    needs_record="(SELECT true FROM journals j WHERE j.session_id = r.session_id) IS NOT NULL",
     awaits="""EXISTS (SELECT FROM journals j
         WHERE j.journal_id = w.target_id AND j.session_id = w.awaited AND j.processed < w.seq)""",
 )

@@ -1272,3 +1272,12 @@ END $$;
 
 CREATE TRIGGER journal_deleted_with_record AFTER DELETE ON session_states
 REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_journal_of_record();
+
+-- Open delegations to instances end with these: they are runs of wakes, see `OpenDelegation`.
+CREATE FUNCTION end_delegations() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    DELETE FROM journal_delegations d USING gone g WHERE d.child = g.instance_id AND d.delegation_id = d.child;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER delegations_ended_with_instance AFTER DELETE ON instances
+REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION end_delegations();

@@ -1,6 +1,8 @@
 """Conversations on SQLite. Files with the same name do the same in `affinity.conversation.store.postgres`.
 
+    admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
+    retention           what a sweep removes because it is old
 
 Files that only this engine has:
 
@@ -11,9 +13,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from affinity.conversation.store.sqlite import requests, verbs
+from affinity.conversation.store.sqlite import admin, requests, retention, verbs
 from affinity.conversation.store.sqlite.commits import COMMIT
-from affinity.provider.sqlite import journal_admin, journals, lineage
+from affinity.provider.sqlite import journals, lineage
 from affinity.provider.sqlite.parts import SqlitePart
 from affinity.provider.sqlite.verbs import acts, reads
 
@@ -29,10 +31,13 @@ PART: Final = SqlitePart(
         "get_lineage": reads(lineage.get),
         "list_journals": verbs.list_journals,
         "list_requests": reads(requests.list_requests),
-        "describe_journal": acts("describe_journal", "journal", journal_admin.describe_journal),
-        "delete_journal": acts("delete_journal", "journal", journal_admin.delete_journals),
+        "describe_journal": acts("describe_journal", "journal", admin.describe_journal),
+        "delete_journal": acts("delete_journal", "journal", admin.delete_journals),
         "prune_journals": verbs.prune_journals,
     },
+    rounds=retention.rounds,
+    needs_record="EXISTS (SELECT 1 FROM journals AS j WHERE j.session_id = r.session_id)",
+    records_removed=admin.delete_journals,
     awaits="""EXISTS (SELECT 1 FROM journals AS j
         WHERE j.journal_id = w.target_id AND j.session_id = w.awaited AND j.processed < w.seq)""",
     commit=COMMIT,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from affinity.conversation.store.sqlite import admin
 from affinity.journal import InstanceStart, JournalWrite, journal_writes
 from affinity.provider.contract import Generation, NewInstance
-from affinity.provider.sqlite import journal_admin, journals, lineage, messages, streams
+from affinity.provider.sqlite import journals, lineage, messages, streams
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.sqlite.parts import SqliteCommit
@@ -84,7 +85,7 @@ def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
         SQL["end_delegations"], [(head.journal_id, one) for head, write in writes for one in write.ended_delegations]
     )
     tx.many(streams.SQL["clear"], [head.journal_id for head, write in writes if write.clear_stream])
-    tx.many(journal_admin.SQL["delete_steps"], [head.journal_id for head, write in writes if write.clear_steps])
+    tx.many(admin.SQL["delete_steps"], [head.journal_id for head, write in writes if write.clear_steps])
 
 
 def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from affinity.conversation.store.listing import list_portions
+from affinity.conversation.store.sqlite import admin
 from affinity.journal import (
     Appended,
     JournalAppend,
@@ -16,9 +18,8 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.provider.contract import Hint, ProviderConnection
-from affinity.provider.listing import list_portions
 from affinity.provider.repeats import refuse_other_events
-from affinity.provider.sqlite import journal_admin, journals, streams
+from affinity.provider.sqlite import journals, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.verbs import VerbRunner, reads
@@ -50,7 +51,7 @@ async def retract_stream(self: _Provider, session_id: str, journal_id: int, wake
     await self.notify_changes([session_id])
 
 
-_read_portion: Final = reads(journal_admin.list_journals)
+_read_portion: Final = reads(admin.list_journals)
 
 
 async def list_journals(self: _Provider, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
@@ -67,8 +68,8 @@ async def prune_journals(
     everything: bool = False,
 ) -> JournalPruning:
     """Prune journals. Looks for them without the lock that writers need."""
-    find = partial(journal_admin.find_prunable, each=None if dry_run else 1, everything=everything or dry_run)
+    find = partial(admin.find_prunable, each=None if dry_run else 1, everything=everything or dry_run)
     found = await self._read(find, retention, after)
     if dry_run or not (found.entries or found.abandoned):
         return JournalPruning(entries=sum(found.entries.values()), after=found.after)
-    return await self._act("prune_journals", "", journal_admin.prune, found, retention, limit, after)
+    return await self._act("prune_journals", "", admin.prune, found, retention, limit, after)

@@ -319,7 +319,6 @@ BEGIN
     DELETE FROM ended_executions WHERE instance_id = ANY (gone);
     DELETE FROM instance_sizes WHERE instance_id = ANY (gone);
     DELETE FROM message_keys WHERE instance_id = ANY (gone);
-    DELETE FROM journal_delegations d WHERE d.child = ANY (gone) AND d.delegation_id = d.child; -- see `OpenDelegation`
     DELETE FROM instances_by_status s USING instances i
     WHERE i.instance_id = ANY (gone)
       AND s.status = i.status AND s.created_at = i.created_at AND s.instance_id = i.instance_id;

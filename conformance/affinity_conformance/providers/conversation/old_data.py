@@ -23,7 +23,7 @@ from affinity_conformance.providers.conversation.driver import (
 from affinity_conformance.providers.kernel.trees import child_of
 
 DAY: Final = 86_400.0
-KEEP: Final = Retention(records=DAY, journals=DAY)
+KEEP: Final = Retention(records=DAY, guests={"conversation": {"resting": DAY}})
 
 Case = Callable[[Cluster, ConversationOwner], Awaitable[object]]
 
@@ -92,7 +92,7 @@ async def _resting(cluster: Cluster, name: str = "s") -> ConversationOwner:
 
 
 class OldDataRules(Rules):
-    """`sweep` with ``Retention.records``, ``journals`` and ``entries``; `prune_journals` of what has to stay."""
+    """`sweep` with ``Retention.records``, and with bounds of conversations; `prune_journals` of what has to stay."""
 
     @pytest.mark.parametrize("end", ["running", "completed", "cancelled", "deleted"])
     async def test_a_journal_at_rest_goes_with_its_instance_and_record(self, cluster: Cluster, end: str) -> None:
@@ -107,11 +107,11 @@ class OldDataRules(Rules):
             update: Any = InstanceUpdate(status=end)  # type: ignore[arg-type]
             await owner.commit(await owner.new_write(wake_id="w2"), update=update)
         old = (await talk.page()).journal_id
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 0
+        assert (await cluster.sweep(retention=KEEP)).removed == {}
         await cluster.advance(2 * DAY)
-        assert (await cluster.sweep()).journals_removed == 0
+        assert (await cluster.sweep()).removed == {}
         swept = await cluster.sweep(retention=KEEP)
-        assert (swept.journals_removed, swept.records_removed) == (1, 0)
+        assert (swept.removed, swept.records_removed) == ({"journals": 1}, 0)
         assert await talk.provider.get_instance(["s"]) == [None]
         assert await (await cluster.states()).load("s") is None
         again = await talk.append()
@@ -124,7 +124,7 @@ class OldDataRules(Rules):
         await STAYS[case](cluster, owner)
         await _resting(cluster, "t")
         await cluster.advance(2 * DAY)
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 1
+        assert (await cluster.sweep(retention=KEEP)).removed == {"journals": 1}
         assert await (await cluster.states()).load("t") is None
         assert await (await cluster.states()).load("s") is not None
         assert (await owner.conversation.page()).entries
@@ -134,7 +134,7 @@ class OldDataRules(Rules):
         owner = await _resting(cluster)
         await cluster.advance(2 * DAY)
         fork = await owner.conversation.fork("fork")
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 1
+        assert (await cluster.sweep(retention=KEEP)).removed == {"journals": 1}
         assert await fork.texts() == ["hello", "answer"]
         assert (await owner.conversation.append()).created
 
@@ -146,11 +146,11 @@ class OldDataRules(Rules):
         await Conversation(parent.conversation.provider, "child").append(start=start)
         child = await ConversationOwner.take(cluster, "child")
         await child.commit_wake(entries=[output()])
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 0
+        assert (await cluster.sweep(retention=KEEP)).removed == {}
         await cluster.advance(2 * DAY)
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 1
+        assert (await cluster.sweep(retention=KEEP)).removed == {"journals": 1}
         await cluster.advance(DAY)
-        assert (await cluster.sweep(retention=KEEP)).journals_removed == 1
+        assert (await cluster.sweep(retention=KEEP)).removed == {"journals": 1}
 
     async def test_records_that_nothing_uses_go(self, cluster: Cluster) -> None:
         """A record goes. New records stay, and records that a session, a hold, queued work, an instance or a journal
@@ -214,8 +214,8 @@ class OldDataRules(Rules):
         """The retention applies whichever worker sweeps (contract: sweep)."""
         owner = await ConversationOwner.begin(cluster)
         await owner.commit_wake(entries=[output() for _ in range(4)])
-        swept = await cluster.sweep(retention=Retention(entries=JournalRetention(entries=2)))
-        assert (swept.entries_removed, swept.backlog) == (3, False)
+        swept = await cluster.sweep(retention=Retention(guests={"conversation": {"entries": 2}}))
+        assert (swept.removed, swept.backlog) == ({"entries": 3}, False)
         assert await owner.conversation.numbers() == [4, 5]
 
     @pytest.mark.parametrize("named", [False, True])

@@ -13,7 +13,7 @@ from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS, PRUNE_WINDOW
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.statements import load_statements
 
-SQL: Final = load_statements(__package__, "journal_admin.sql")
+SQL: Final = load_statements(__package__, "admin.sql")
 
 INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536

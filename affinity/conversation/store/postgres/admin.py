@@ -9,16 +9,16 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.conversation.store.listing import list_portions
 from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS
-from affinity.provider.listing import list_portions
 from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.statements import load_statements
 
-_SQL: Final = load_statements(__package__, "journal_admin.sql")
+_SQL: Final = load_statements(__package__, "admin.sql")
 
 
 async def list_journals(db: Database, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
