@@ -4,8 +4,8 @@ A span is made, and a context is stored, only while the application has a tracer
 not imported here: the application that sets a provider has imported it.
 
 A *trace context* is text: a W3C ``traceparent``, and behind a space the ``tracestate``, if there is one. It is stored
-in the start of an instance and in an event (`affinity.orchestration.events`), in the task of an activity
-(`affinity.orchestration.wire`), and beside an input of a conversation (`affinity.conversation.events.EventMeta`).
+in the start of an instance and in an event (`affinity.orchestration.events`), and in the task of an activity
+(`affinity.orchestration.wire`). Guests store it with their own records.
 
 The span of an execution is exported when the execution has ended, and its parts name it as their parent before that.
 So its id is derived from the names of the execution: any worker computes the same one, after a replay too.
@@ -37,8 +37,6 @@ MAX_LINKS: Final = 32
 
 MAX_TRACESTATE: Final = 512
 """Characters, as W3C requires them to be propagated; a longer ``tracestate`` is not stored."""
-
-CONVERSATION_ATTRIBUTE: Final = "gen_ai.conversation.id"
 
 ClientOperation: TypeAlias = Literal["start", "raise", "send", "ask", "wait"]
 
@@ -219,7 +217,7 @@ def usage_attributes(usage: Mapping[str, int]) -> Attributes:
     found: dict[str, str | bool | int | float] = {}
     for attribute, names in _USAGE.items():
         if known := [usage[name] for name in names if name in usage]:
-            found[attribute] = sum(known)  # the models of a wake may have different names for it
+            found[attribute] = sum(known)  # models may have different names for it
     return found
 
 
@@ -250,7 +248,7 @@ def _messaging(operation: str, kind: str, destination: str) -> dict[str, str | b
     return about | {"messaging.destination.name": destination} if destination else about
 
 
-# -- attempts of activities and wakes
+# -- attempts of activities
 
 
 @frozen(kw_only=True)
@@ -265,7 +263,7 @@ class SessionMoveEvent:
 
 @frozen(kw_only=True)
 class Attempt:
-    """An attempt of an activity or of a wake, as its worker knows it before it begins."""
+    """An attempt of an activity, as its worker knows it before it begins."""
 
     name: str
     scheduled_in: str | None

@@ -24,6 +24,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import EntryNumber, JournalIdentity, unknown_conversation
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message
+from affinity.conversation.trace import CONVERSATION_ATTRIBUTE
 from affinity.journal import (
     Answer,
     Appended,
@@ -36,7 +37,7 @@ from affinity.journal import (
 )
 from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.definitions import MISSING
-from affinity.tracing import CONVERSATION_ATTRIBUTE, ClientOperation, client_span, current_context
+from affinity.tracing import ClientOperation, client_span, current_context
 
 M = TypeVar("M")
 

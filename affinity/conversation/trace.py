@@ -26,6 +26,8 @@ CANCELLED: Final = "cancelled/"
 WAKE_SPAN: Final = "wake"
 """Id of the span of a wake itself."""
 
+CONVERSATION_ATTRIBUTE: Final = "gen_ai.conversation.id"
+
 _parent: ContextVar[str] = ContextVar("affinity.conversation.span", default=WAKE_SPAN)
 
 

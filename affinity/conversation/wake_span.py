@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+from affinity.conversation.trace import CONVERSATION_ATTRIBUTE
 from affinity.conversation.wake import Wake
 from affinity.telemetry import SESSION_ATTRIBUTE
 from affinity.tracing import (
-    CONVERSATION_ATTRIBUTE,
     NO_SPAN,
     Attempt,
     OpenSpan,
