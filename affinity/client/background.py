@@ -44,7 +44,7 @@ P = TypeVar("P", bound=ClientPart)
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
 IsAwaited = Callable[[InstanceInfo], bool]
-"""Whether the instance is as one waits for it to be."""
+"""Whether the instance is in the awaited state."""
 
 
 def has_ended(info: InstanceInfo) -> bool:
@@ -82,7 +82,7 @@ class Waiters:
         self._arrived = anyio.Event()
 
     async def until(self, instance_id: str, is_awaited: IsAwaited = has_ended) -> InstanceInfo:
-        """The instance once it is as awaited; by default once it has ended.
+        """Return the instance once it is in the awaited state; by default once it has ended.
 
         Raises:
             UnknownInstance: there is none, or it was deleted meanwhile.
@@ -234,7 +234,11 @@ class ClientBase(AsyncBlock):
 
     @property
     def _open_provider(self) -> Provider:
-        """For parts that check the event loop themselves. Raises `ClientError` when the client is not open."""
+        """The provider, for parts that check the event loop themselves.
+
+        Raises:
+            ClientError: the client is not open.
+        """
         refuse_in_orchestration("a Client")
         if self._stack is None or self._opened is None:
             raise ClientError("the client is not open: use it within `async with Client(url) as client`")

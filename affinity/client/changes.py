@@ -146,8 +146,8 @@ class Changes:
         self._listeners.append(listener)
 
     def of(self, session_id: str, *, only_major: bool = False) -> ChangeScope:
-        """Changes of a session from now on, for one ``async with``, whose beginning raises `ClientError` when the
-        client was closed; see `Change`.
+        """Return the changes of a session from now on, for one ``async with``; see `Change`. Its beginning raises
+        `ClientError` when the client was closed.
 
         Raises:
             WrongEventLoop: the caller does not run on its loop.
@@ -156,7 +156,7 @@ class Changes:
         return ChangeScope(self, session_id, only_major)
 
     async def of_all(self) -> AllChanges:
-        """Changes of all sessions from now on.
+        """Return the changes of all sessions from now on.
 
         Raises:
             WrongEventLoop: the caller does not run on its loop.
@@ -213,11 +213,11 @@ class Changes:
     @property
     def awaited(self) -> list[str]:
         """The sessions that are waited for, `ALL` among them."""
-        return [each.session_id for changes in self._changes.values() for each in changes if each.is_waiting]
+        return [change.session_id for changes in self._changes.values() for change in changes if change.is_waiting]
 
     def fail(self, error: Exception) -> None:
         """End all waits with this error."""
-        for change in [each for changes in self._changes.values() for each in changes]:
+        for change in [change for changes in self._changes.values() for change in changes]:
             change.fail(error)
 
     async def run(self) -> None:
@@ -242,7 +242,7 @@ class Changes:
             self.notify({})  # their next read raises
 
     async def _receive(self, watch: ChangeWatch) -> None:
-        """Until nothing has waited for a while."""
+        """Receive hints until nothing has waited for a while."""
         idle_since: float | None = None
         while True:
             now = asyncio.get_running_loop().time()
@@ -262,8 +262,8 @@ class Changes:
         if now < self._next_poll:
             return
         self._next_poll = now + SAFETY_SECONDS * random.uniform(1.0, 1.25)  # noqa: S311 -- not a secret
-        waiting = [each for changes in self._changes.values() for each in changes if each.is_waiting]
-        due = [each for each in waiting if now - each.notified_at >= SAFETY_SECONDS / 2]
+        waiting = [change for changes in self._changes.values() for change in changes if change.is_waiting]
+        due = [change for change in waiting if now - change.notified_at >= SAFETY_SECONDS / 2]
         if len(due) > MAX_BATCH:
             due = nsmallest(MAX_BATCH, due, key=lambda change: change.notified_at)
         for change in due:

@@ -102,8 +102,8 @@ class NotedWait:
 
 
 def find_circle(edges: Sequence[WaitEdge], wait_id: int) -> Sequence[str]:
-    """The instances of a circle of which this wait is the last one to begin, first and last the one that waits; empty:
-    there is none.
+    """Return the instances of a circle in which this wait began last, from the instance that waits round to itself.
+    Empty: there is no circle.
     """
     own = next((edge for edge in edges if edge.wait_id == wait_id), None)
     if own is None:

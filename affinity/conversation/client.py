@@ -84,7 +84,7 @@ class ConversationCalls(RequestCalls):
     """The part of `affinity.Client` for conversations."""
 
     def conversation(self, conversations: Connectable[ConversationCalls, T], conversation_id: str) -> T:
-        """The handle of a conversation, which need not be there yet: nothing is sent, and any thread may call it.
+        """Return the handle of a conversation, which need not exist yet: nothing is sent, and any thread may call it.
 
         Raises:
             InvalidId: the id is refused.

@@ -1,4 +1,4 @@
-"""The client's inbox: what waits for a person over all conversations, and a feed of its changes."""
+"""The inbox of a client: the requests of all conversations that wait for an answer, and a feed of its changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from affinity.records import copied, frozen
 E = TypeVar("E")
 
 PAUSE_SECONDS: Final = 0.05
-"""Between two reads of a feed: changes meanwhile are read together."""
+"""The time between two reads of a feed; changes in that time are read together."""
 
 _Key: TypeAlias = tuple[int, str, datetime]
 
@@ -106,7 +106,7 @@ class RequestCalls(JournalCalls):
         return Pages(read)
 
     def watch_requests(self, **where: Unpack[RequestConditions]) -> RequestFeed:
-        """What waits for an answer now, oldest first, then each change as it comes; see `RequestFeed`.
+        """Return a feed of the requests that wait for an answer, oldest first, then of each change; see `RequestFeed`.
 
         Args:
             where: as for `requests`.
@@ -155,7 +155,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         self._has_ended = False
 
     async def __anext__(self) -> RequestChange:
-        """The next change; waits for it.
+        """Wait for the next change.
 
         Raises:
             ProviderError: the database has failed for `affinity.client.calls.RETRY_SECONDS`; the feed may be read on.
@@ -202,13 +202,13 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
             await self._read_some(sorted(self._wanted)[:MAX_BATCH])
 
     def _note(self, changed: Mapping[str, bool] | None) -> None:
-        """Conversations may have changed; None: any. What only gets inputs asks for nothing new."""
+        """Note the conversations that may have changed; None: any. An input alone adds no request."""
         if changed is None:
             self._all_wanted = True
             return
         prefix = self._where.prefix or ""
-        fitting = [(each, of_wake) for each, of_wake in changed.items() if each.startswith(prefix)]
-        self._wanted.update(each for each, of_wake in fitting if of_wake or each in self._known)
+        fitting = [(name, of_wake) for name, of_wake in changed.items() if name.startswith(prefix)]
+        self._wanted.update(name for name, of_wake in fitting if of_wake or name in self._known)
 
     async def _pause(self, until: float) -> None:
         await anyio.sleep(max(0.0, until - asyncio.get_running_loop().time()))
@@ -234,21 +234,19 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
         return found
 
     def _compare(self, found: Iterable[Request], session_ids: Iterable[str]) -> None:
-        """Give the changes of these conversations, and of others in ``found``."""
+        """Add the changes of these conversations, and of others in ``found``."""
         now: defaultdict[str, dict[_Key, Request]] = defaultdict(dict)
-        for each in found:
-            now[each.session_id][each.journal_id, each.request_id, each.created_at] = each
+        for row in found:
+            now[row.session_id][row.journal_id, row.request_id, row.created_at] = row
         known = self._known
-        gone = [
-            each for name in session_ids for key, each in known.get(name, {}).items() if key not in now.get(name, {})
-        ]
-        asked = [each for name, rows in now.items() for key, each in rows.items() if key not in known.get(name, {})]
-        asked.sort(key=lambda each: each.cursor)
+        gone = [row for name in session_ids for key, row in known.get(name, {}).items() if key not in now.get(name, {})]
+        asked = [row for name, rows in now.items() for key, row in rows.items() if key not in known.get(name, {})]
+        asked.sort(key=lambda row: row.cursor)
         for name in session_ids:
             known.pop(name, None)
         known.update(now)
-        self._items += [RequestChange(change="gone", request=_request_of(each)) for each in gone]
-        self._items += [RequestChange(change="asked", request=_request_of(each)) for each in asked]
+        self._items += [RequestChange(change="gone", request=_request_of(row)) for row in gone]
+        self._items += [RequestChange(change="asked", request=_request_of(row)) for row in asked]
 
 
 def _filter(where: RequestConditions) -> RequestFilter:
@@ -256,7 +254,7 @@ def _filter(where: RequestConditions) -> RequestFilter:
 
 
 def _request_of(row: Request) -> PendingRequest[Mapping[str, Any]]:
-    """A row as a view."""
+    """Return a row as a view."""
     try:
         read = json.loads(row.payload)
     except (ValueError, RecursionError):  # a stored value may be anything

@@ -1,4 +1,4 @@
-"""The verbs on journals, as clients use them: calls that are made together share one, and so do waits for changes."""
+"""The verbs on journals, as clients use them: calls that are made together share one round trip."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Journals(ClientPart):
         return self._appends.submit(append)
 
     def new_event_id(self) -> str:
-        """A new event id: random for each client, so that it needs no randomness for each event."""
+        """Return a new event id. Its random part is that of the client, so an event costs no randomness."""
         return next(self._event_ids)
 
     def is_known(self, session_id: str) -> bool:
@@ -99,17 +99,17 @@ class Journals(ClientPart):
         return session_id in self._known
 
     def read(self, query: j.JournalQuery) -> asyncio.Future[j.JournalPage | None]:
-        """A page of a journal; None: there is none. See `Batcher.submit` for what the future raises."""
+        """Read a page of a journal; None: it does not exist. See `Batcher.submit` for what the future raises."""
         _check(query.session_id, query.wake_id, query.event_id, *query.kinds)
         return self._reads.submit(query)
 
     def changes(self, session_id: str, *, only_major: bool = False) -> ChangeScope:
-        """Waits for changes of a journal from now on; see `Changes.of`."""
+        """Return the changes of a journal from now on; see `Changes.of`."""
         _check(session_id)
         return self._changes.of(session_id, only_major=only_major)
 
     async def all_changes(self) -> AllChanges:
-        """Waits for changes of all journals from now on; see `Changes.of_all`."""
+        """Return the changes of all journals from now on; see `Changes.of_all`."""
         return await self._changes.of_all()
 
     async def prune(self, retention: j.JournalRetention, after: int, *, dry_run: bool) -> j.JournalPruning:
@@ -126,7 +126,7 @@ class Journals(ClientPart):
         return await self._retry(partial(self._provider.list_requests, where, limit))
 
     async def all_requests(self, where: j.RequestFilter) -> tuple[Sequence[j.Request], int, str | None]:
-        """All requests, the number of their pages, and `OpenRequestPage.mark` as it was before."""
+        """Return all requests, the number of their pages, and `OpenRequestPage.mark` as it was before."""
         found = deque[j.Request]()
         pages, mark = 0, None
         while not pages or where.after is not None:
@@ -137,7 +137,7 @@ class Journals(ClientPart):
         return found, pages, mark
 
     async def pending(self, session_id: str) -> j.PendingWork | None:
-        """The requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""
+        """Return the requests and revisits of a session, without its inputs; see `JournalProvider.get_pending`."""
         _check(session_id)
         (work,) = await self._retry(partial(self._provider.get_pending, [session_id], limit=0))
         return work
@@ -164,7 +164,7 @@ class Journals(ClientPart):
         return await self._retry(partial(self._provider.get_lineage, session_id))
 
     async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
-        """The epochs of those of these sessions that a worker holds."""
+        """Return the epochs of the sessions that a worker holds."""
         _check(*session_ids)
         rows = await self._retry(partial(self._provider.list_sessions, list(session_ids)))
         return {row.session_id: row.epoch for row in rows if row.held}
@@ -188,31 +188,29 @@ class Journals(ClientPart):
         expected = self._expect_holder(appends)
         notify: Mapping[str | None, Hint] = {} if expected is None else {expected: Hint(only_own=True)}
         found = await self._provider.append_journal(appends, notify=notify)
-        for append, one in zip(appends, found, strict=True):
-            if not one.journal_id:
+        for append, appended in zip(appends, found, strict=True):
+            if not appended.journal_id:
                 self._known.pop(append.session_id, None)
                 continue
             known = self._known.setdefault(append.session_id, _KnownJournal())
-            if one.unparked:
-                known.holder = one.holder
-        added = [append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE]
-        if any(one.created for one in found):
+            if appended.unparked:
+                known.holder = appended.holder
+        there = [(append, done) for append, done in zip(appends, found, strict=True) if done.outcome in _THERE]
+        if any(appended.created for appended in found):
             self._hints.notify_all()
         else:
-            for one in found:
-                if one.unparked and (expected is None or one.holder != expected):
-                    self._hints.notify_holder(one.holder)
-            sent = [
-                append for append, one in zip(appends, found, strict=True) if one.outcome in _THERE and not one.unparked
-            ]
+            for appended in found:
+                if appended.unparked and (expected is None or appended.holder != expected):
+                    self._hints.notify_holder(appended.holder)
+            sent = [append for append, done in there if not done.unparked]
             self._hints.notify_owners([append.session_id for append in sent if append.message is not None])
-        for append in added:
+        for append, _ in there:
             is_input = append.entry is not None and append.entry.is_input
             self._notices.notify_changes({append.session_id: not is_input})
         return found
 
     def _expect_holder(self, appends: Sequence[j.JournalAppend]) -> str | None:
-        """The worker for which a lone append will probably queue an item, so that its hint need not wait for the reply.
+        """Return the worker for which a lone append will probably queue an item: its hint need not wait for the reply.
         A hint for nothing costs that worker three fetches.
         """
         expected = None
