@@ -21,7 +21,7 @@ Side: TypeAlias = Literal["store.postgres", "store.sqlite", "worker", "page"]
 
 GUESTS: Final[Mapping[str, frozenset[Side]]] = {
     "audit": frozenset({"store.postgres", "store.sqlite", "page"}),
-    "conversation": frozenset({"store.postgres", "store.sqlite", "page"}),
+    "conversation": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
     "schedules": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
 }
 """The folder of each guest below ``affinity``, and its sides. The names are sorted: their tables come in this order."""

@@ -23,10 +23,10 @@ from affinity.conversation.scheduled import conditions_of, delivery_of, target_o
 from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
-from affinity.journal import PendingWork
+from affinity.journal import JournalWrite, PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext, RetryPolicy
-from affinity.orchestration.definitions import is_async, refuse_other_context, refuse_unbound
+from affinity.orchestration.definitions import Prefetch, is_async, refuse_other_context, refuse_unbound
 from affinity.records import SessionMetadata, SessionState
 from affinity.schedules import ScheduleTarget
 from affinity.session import OpenSession, Sessions, StateCodec
@@ -283,7 +283,7 @@ class Conversations(Sessions[S]):
     def _registered(self) -> KernelApp:
         app, spec, runner = KernelApp(self.kind), self.spec, WakeRunner(self)
 
-        @app.activity(name=spec.activity, journal_inputs=spec.limits.inputs)
+        @app.activity(name=spec.activity, prefetch=Prefetch(JournalWrite.guest, spec.limits.inputs))
         async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:
             return cast(dict[str, Any], await runner.run(ctx, cast(WakeTask, task)))
 

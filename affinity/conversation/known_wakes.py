@@ -13,6 +13,7 @@ from typing import Final, TypedDict
 from pydantic_core import from_json
 
 from affinity.conversation import events as ev
+from affinity.conversation.access import journals_in
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.program import Alone, Delegation, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries, all_wakes
@@ -125,7 +126,8 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
     A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
     orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
     """
-    assert ctx.journals is not None
+    journals = journals_in(ctx)
+    assert journals is not None
     task = task.copy()
     cancelled = task.pop("cancelled_wakes", [])
     unclosed = await _find_unclosed(task, work, cancelled, ctx)
@@ -134,7 +136,7 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
     if unclosed:
         task["cancelled_wakes"] = unclosed
     if task.get("processed", work.processed) < work.processed or work.steps:
-        await _add_begun(task, work, ctx.instance_id, ctx.journals)
+        await _add_begun(task, work, ctx.instance_id, journals)
     return task
 
 
@@ -142,11 +144,12 @@ async def _find_unclosed(
     task: WakeTask, work: PendingWork, cancelled: Sequence[str], ctx: ActivityContext
 ) -> list[str]:
     """The cancelled wakes whose trace is open."""
-    assert ctx.journals is not None
+    journals = journals_in(ctx)
+    assert journals is not None
     if not cancelled:
         return []
     known = min(task.get("processed", 0), work.processed)  # their entries are behind it
-    ends = all_wakes(ctx.journals.wakes, ctx.instance_id, known)
+    ends = all_wakes(journals.wakes, ctx.instance_id, known)
     outcomes = {each.wake_id: each.outcome async for each in ends}
     unclosed: list[str] = []
     for wake in cancelled:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, proxy
 import anyio
 
 from affinity.conversation import events as ev
+from affinity.conversation.access import journals_in
 from affinity.conversation.attempt import Attempt, Runnable
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import terminate_message
@@ -76,16 +77,16 @@ class WakeRunner(Generic[S]):
             SessionWriteConflict, SessionRecordTooNew: of the conversation's own state; the worker repeats the run.
             InvalidOptions: the context has no journals.
         """
-        if ctx.journals is None:
+        if (journals := journals_in(ctx)) is None:
             raise InvalidOptions("a wake runs on a worker, whose database has journals")
         task = task_of_execution(task, ctx.execution_id)
-        read_at, asked_at = time.monotonic(), ctx.journals.monotonic()
+        read_at, asked_at = time.monotonic(), journals.monotonic()
         is_last = "terminated" in task
         limit = MAX_WAKE_ENTRIES if is_last else self._conversations.spec.limits.inputs
-        work = await ctx.journals.get_pending(ctx.instance_id, limit)
+        work = await journals.get_pending(ctx.instance_id, limit)
         if is_last and work is not None and not work.closed:
-            await _close_journal(work, ctx.instance_id, ctx.journals)
-            work = await ctx.journals.get_pending(ctx.instance_id, limit)
+            await _close_journal(work, ctx.instance_id, journals)
+            work = await journals.get_pending(ctx.instance_id, limit)
         if work is None:
             return WakeOutcome(outcome="nothing", processed=0)
         had_cancelled, task = "cancelled_wakes" in task, await drop_ended_wakes(task, work, ctx)
@@ -100,12 +101,12 @@ class WakeRunner(Generic[S]):
             # the wake begins. Otherwise it would treat an interrupt as one that came too late, and it would lose what a
             # wake had read that ended before it was cancelled.
             return unchanged(task, work) | {"more": True}
-        streams, alone = self._streams_of(ctx.journals), None
+        streams, alone = self._streams_of(journals), None
         if not is_last and "aside" not in task:
             alone, work = left_alone(task, work, behind=1), work_of_task(task, work)
         if is_ordinary and "aside" not in task:
             work = as_given(task, work)
-        attempt = _HandlerAttempt(self._conversations, ctx, ctx.journals, task, work, alone, read_at, asked_at, streams)
+        attempt = _HandlerAttempt(self._conversations, ctx, journals, task, work, alone, read_at, asked_at, streams)
         return await attempt.run()
 
     def _streams_of(self, journals: JournalAccess) -> Streams:

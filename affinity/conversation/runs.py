@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NotRequired, TypedDict, TypeVar, Unpack,
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from affinity.conversation.access import journals_in
 from affinity.conversation.events import CallEnded, CallStarted, JournalEvent, RunEnded, RunStarted, SpanError
 from affinity.conversation.kinds import ConversationKind, start_message
 from affinity.conversation.program import CLOSING
@@ -265,12 +266,12 @@ async def _report(ctx: OrchestrationContext, report: str, end: RunEnd) -> None:
 
 async def report_end(ctx: ActivityContext, end: RunEnd) -> None:
     """Append the end of a run to its conversation, if that takes events."""
-    if ctx.journals is None:
+    if (journals := journals_in(ctx)) is None:
         raise InvalidOptions("the end of a run is reported by a worker, whose database has journals")
     append = _append_of(end)
-    outcome = (await ctx.journals.append(append)).outcome
+    outcome = (await journals.append(append)).outcome
     if outcome == GONE and append.if_refused is not None:
-        outcome = (await ctx.journals.append(append.if_refused)).outcome
+        outcome = (await journals.append(append.if_refused)).outcome
     if outcome not in {"appended", "repeated"}:
         text = "the end of the %s %s (run %s) is dropped: conversation %s takes no more events (%s)"
         logger.info(text, end["does"], end["name"], end["run"], end["conversation"], outcome)

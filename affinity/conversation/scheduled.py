@@ -14,6 +14,7 @@ from typing import Any, Final, NotRequired, TypedDict, cast
 
 from pydantic_core import to_json
 
+from affinity.conversation.access import journals_in
 from affinity.conversation.client import ConversationConditions
 from affinity.conversation.events import AnswerEvent, JournalEvent, UserInterrupt, check_input
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, start_of
@@ -90,8 +91,9 @@ def register(app: KernelApp, kind: ConversationKind) -> None:
 
     @app.activity(name=activity)
     async def deliver(ctx: ActivityContext, delivery: dict[str, Any]) -> dict[str, Any]:
-        assert ctx.journals is not None
-        return cast(dict[str, Any], await _deliver(ctx.journals, kind, cast(Delivery, delivery), ctx.instance_id))
+        journals = journals_in(ctx)
+        assert journals is not None
+        return cast(dict[str, Any], await _deliver(journals, kind, cast(Delivery, delivery), ctx.instance_id))
 
     @app.orchestration(name=orchestration_of(kind))
     async def scheduled(ctx: OrchestrationContext, delivery: dict[str, Any]) -> dict[str, int]:

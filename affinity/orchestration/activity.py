@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from affinity.errors import ActivityMisuse
-from affinity.journal import JournalAccess
 from affinity.orchestration.signals import ActivityCancelledSignal
 from affinity.records import AnyParticipant, CommitPart, SessionStore, StateWrite, WaitNotes
 from affinity.user_code import call_sync
@@ -17,6 +17,8 @@ from affinity.user_code import call_sync
 _LOGGER = logging.getLogger("affinity.activity")
 _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new_guid", "gather", "select"})
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
+
+_NO_GUESTS: Final[Mapping[str, object]] = MappingProxyType({})
 
 PartCommit: TypeAlias = Callable[[StateWrite | None, Sequence[CommitPart]], Awaitable[None]]
 """See `ActivityContext._commit_now`."""
@@ -99,8 +101,7 @@ class ActivityContext:
     session_listeners: Collection[object] | None = None
     """The worker's session listeners; None in a context that a test makes."""
 
-    journals: JournalAccess | None = None
-    """Journals of the worker's database; None in a context that a test makes."""
+    _guests: Mapping[str, object] = field(default_factory=lambda: _NO_GUESTS, repr=False, compare=False)
 
     _waits: WaitNotes | None = field(default=None, repr=False, compare=False)
 
@@ -135,7 +136,7 @@ class ActivityContext:
         worker_id: str,
         session_store: SessionStore,
         session_listeners: Collection[object],
-        journals: JournalAccess,
+        guests: Mapping[str, object],
         waits: WaitNotes,
         commit_part: PartCommit,
     ) -> ActivityContext:
@@ -154,7 +155,7 @@ class ActivityContext:
         made.worker_id = worker_id
         made.session_store = session_store
         made.session_listeners = session_listeners
-        made.journals = journals
+        made._guests = guests
         made._waits = waits
         made._commit_part = commit_part
         made._run = _RunState()

@@ -23,6 +23,7 @@ from affinity.orchestration.definitions import (
     ActivityDefinition,
     Definition,
     OrchestrationDefinition,
+    Prefetch,
     check_decorators,
     definition_of,
     qualname,
@@ -203,27 +204,25 @@ class KernelApp:
     def activity(self, function: ActivityForm, /) -> ActivityForm: ...
     @overload
     def activity(
-        self, *, name: str | None = None, journal_inputs: int = 0
+        self, *, name: str | None = None, prefetch: Prefetch | None = None
     ) -> Callable[[ActivityForm], ActivityForm]: ...
     def activity(
-        self, function: Callable[..., Any] | None = None, *, name: str | None = None, journal_inputs: int = 0
+        self, function: Callable[..., Any] | None = None, *, name: str | None = None, prefetch: Prefetch | None = None
     ) -> Any:
         """Register an activity, sync or async, under ``name`` or its own name.
 
         Args:
             function: the activity, if the decorator is used without arguments.
             name: of the activity.
-            journal_inputs: the activity begins with ``ctx.journals.get_pending(ctx.instance_id, journal_inputs)``. A
-                worker reads ahead for it: with the fetch, or during the commit of the turn that schedules it. 0: it
-                does not begin so.
+            prefetch: for guests: what the activity begins with. None: nothing that a guest keeps.
 
         Raises:
             InvalidApp: the name is taken or not allowed, or the signature is not (context) or (context, input).
-            InvalidOptions: ``journal_inputs`` is no integer from 0.
+            InvalidOptions: ``prefetch.most`` is no integer from 0.
         """
 
         def register(function: ActivityForm) -> ActivityForm:
-            definition = ActivityDefinition(_name_of(function, name, "activity"), function, journal_inputs)
+            definition = ActivityDefinition(_name_of(function, name, "activity"), function, prefetch)
             refuse_other_context(definition.description, function, ActivityContext)
             self._add_activity(definition)
             _attach(function, definition)

@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Callable, Coroutine, Sequence
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -144,16 +144,27 @@ class Definition:
         return f"<{self.description}>"
 
 
+class Prefetch(NamedTuple):
+    """What an activity of a guest begins with: something that the guest keeps for the activity's instance. A worker
+    reads it ahead: with the fetch of the activity, or during the commit of the turn that schedules it.
+    """
+
+    guest: str
+    most: int  # how much of it, as the guest counts
+
+
 class ActivityDefinition(Definition):
     """A registered activity."""
 
     kind = "activity"
 
-    def __init__(self, name: str, function: Callable[..., Any], journal_inputs: int = 0) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], prefetch: Prefetch | None = None) -> None:
         super().__init__(name, function)
         self.is_async: bool = is_async(function)
         """Whether a call returns a coroutine; other activities run in a thread."""
-        self.journal_inputs: int = check_integer(journal_inputs, "journal_inputs")
+        if prefetch is not None:
+            check_integer(prefetch.most, "prefetch")
+        self.prefetch: Prefetch | None = prefetch
         """See `App.activity`."""
 
 

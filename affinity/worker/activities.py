@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
@@ -18,7 +18,7 @@ from affinity import errors
 from affinity.errors import SessionRecordTooNew
 from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import ActivityContext, KernelApp, RetryPolicy
-from affinity.orchestration.definitions import ActivityDefinition
+from affinity.orchestration.definitions import ActivityDefinition, Prefetch
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, recorded, stack_of
 from affinity.orchestration.wire import ActivityTask, decode_task
@@ -30,8 +30,8 @@ from affinity.telemetry import enter_instance, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
 from affinity.user_code import as_error, call_sync, describe_error, lasting_context, own_context
 from affinity.worker.commits import Commits
+from affinity.worker.guests import GuestPart
 from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
-from affinity.worker.journals import WorkerJournals
 from affinity.worker.results import StagedResult, discard, requeue_after_conflict
 from affinity.worker.services import WorkerServices
 from affinity.worker.sessions import HeldSessions, record_need
@@ -124,6 +124,7 @@ class ActivityRunner:
         *,
         sessions: HeldSessions,
         commits: Commits,
+        guests: Mapping[str, GuestPart],
         spawn: Callable[..., None],
     ) -> None:
         """``spawn`` starts a task of the worker: it receives an async function and its arguments."""
@@ -135,10 +136,13 @@ class ActivityRunner:
             writing=health.retry_if_unchanged,
             resources=services.provider,
         )
-        self._journals = WorkerJournals(services)
+        self._guests = guests
+        self._access = {guest: part.access for guest, part in guests.items() if part.access is not None}
         self._waits = WorkerWaits(services.provider)
-        self.readers: dict[str, int] = {name: n for name, each in app.activities.items() if (n := each.journal_inputs)}
-        """Activities that begin with the pending inputs of a journal, and how many they take."""
+        wanted = {name: each.prefetch for name, each in app.activities.items() if each.prefetch is not None}
+        self._prefetches = {name: each for name, each in wanted.items() if each.most and each.guest in guests}
+        self.prefetched: Mapping[str, Sequence[str]] = names_by_guest(self._prefetches)
+        """Names of the activities that begin with something that a guest keeps, by guest."""
         self._options = services.options
         self._lease = services.lease
         self._locks = services.lease.locks
@@ -204,22 +208,23 @@ class ActivityRunner:
     # -- starting
 
     def read_ahead(self, turn: Turn) -> None:
-        """Read the pending inputs for the activities that a turn schedules, while the turn is committed.
+        """Read what the activities that a turn schedules begin with, while the turn is committed.
 
         A turn with parts is left out: the read could miss what they write.
         """
-        if self.readers and not turn.parts:
+        if self._prefetches and not turn.parts:
             for item in turn.work_items:
-                if item.lock_here and (limit := self.readers.get(item.name)):
-                    self._journals.read_ahead(turn.instance_id, limit)
+                if item.lock_here and (prefetch := self._prefetches.get(item.name)):
+                    self._guests[prefetch.guest].read_ahead(turn.instance_id, prefetch.most)
 
     def start_all(self, fetched: WorkFetch) -> None:
-        """Begin to run fetched activities; the inputs that they begin with have come too, or are read in one batch."""
-        if self.readers:
+        """Begin to run fetched activities; what they begin with has come too, or is read in one batch."""
+        if self._prefetches:
             for item in fetched.items:
-                if limit := self.readers.get(item.name):
+                if prefetch := self._prefetches.get(item.name):
                     instance_id = item.lock.key.instance_id
-                    self._journals.read_ahead(instance_id, limit, fetched.pending.get(instance_id))
+                    found = fetched.prefetched.get(prefetch.guest, {}).get(instance_id)
+                    self._guests[prefetch.guest].read_ahead(instance_id, prefetch.most, found)
         for item in fetched.items:
             self.start(item)
 
@@ -312,7 +317,7 @@ class ActivityRunner:
             worker_id=self._worker_id,
             session_store=self._states,
             session_listeners=self._sessions.listeners,
-            journals=self._journals,
+            guests=self._access,
             waits=self._waits,
             commit_part=partial(self._commits.commit_part, item.lock),
         )
@@ -339,7 +344,7 @@ class ActivityRunner:
         task: ActivityTask,
     ) -> Event:
         attempt = await tracer.describe(running.item, task, running.context)
-        if definition.journal_inputs:  # the code knows who has sent them
+        if definition.prefetch is not None:  # the guest knows where that comes from
             enter_attempt(attempt)
             return await self._result(activity_id, running, definition, task)
         with attempt_span(attempt):
@@ -651,13 +656,22 @@ class ActivityRunner:
                 self._empty = anyio.Event()
                 with anyio.move_on_after(THREAD_POLL if self._threads.left_behind else None):
                     await self._empty.wait()
-        await self._journals.aclose()
+        for part in self._guests.values():
+            await part.aclose()
 
     @property
     def stuck(self) -> list[str]:
         """Names of cancelled activities that still run: in a thread, or because their code ignores the cancellation."""
         running = {running.item.name for running in self._running.values()}
         return sorted(running | {*self._left_behind.values()} | self._threads.names())
+
+
+def names_by_guest(prefetches: Mapping[str, Prefetch]) -> dict[str, list[str]]:
+    """Return the names of activities by the guest of what they begin with."""
+    found: dict[str, list[str]] = {}
+    for name, prefetch in prefetches.items():
+        found.setdefault(prefetch.guest, []).append(name)
+    return found
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:

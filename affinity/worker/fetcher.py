@@ -212,7 +212,7 @@ class Fetcher(WorkerPart):
             pack=self._options.placement == PACK,
             tags=self._tags,
             only_own=only_own,
-            readers=self._activities.readers if only_own else (),
+            prefetch=self._activities.prefetched if only_own else {},
         )
 
     async def _make_room(self, options: FetchOptions) -> float:

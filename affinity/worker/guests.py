@@ -13,7 +13,7 @@ from affinity.worker.services import WorkerPart, WorkerServices
 
 
 class GuestPart(WorkerPart):
-    """The loops of a guest in one worker.
+    """The loops of a guest in one worker, and what activities use of it.
 
     Args:
         services: of the worker.
@@ -36,6 +36,20 @@ class GuestPart(WorkerPart):
     def loops(self) -> Sequence[Callable[[], Awaitable[None]]]:
         """The loops, which run until they are cancelled; each begins again after an error of the database."""
         raise NotImplementedError
+
+    @property
+    def access(self) -> object | None:
+        """What activities use of the guest: their `ActivityContext._guests` by the guest's name. None: nothing."""
+        return None
+
+    def read_ahead(self, instance_id: str, most: int, found: object | None = None) -> None:
+        """Begin to read what an activity of an instance begins with (`Prefetch`), unless a fetch has ``found`` it. The
+        read sees all commits up to now.
+        """
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """End what the guest does for activities: the worker has ended."""
 
     def on_due(self, seconds: float | None) -> None:
         """Receive the guest's `Sweep.due` of a sweep of this worker."""

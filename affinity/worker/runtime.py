@@ -116,18 +116,18 @@ class Runtime:
             database=provider.database,
         )
         self.commits: Commits = Commits(services)
-        self.activities: ActivityRunner = ActivityRunner(
-            app, services, sessions=self.sessions, commits=self.commits, spawn=self._spawn
-        )
-        self.capacity: Capacity = Capacity(services, self.activities, self.sessions, self.commits)
-        self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
-        self.sent_events: SentEvents = SentEvents(services)
-        self.registrations: Registrations = Registrations(services)
         self.guests: Mapping[str, GuestPart] = {
             guest: part(services, app, code=code)
             for guest, part in guest_parts().items()
             if part.is_wanted(provider, app)
         }
+        self.activities: ActivityRunner = ActivityRunner(
+            app, services, sessions=self.sessions, commits=self.commits, guests=self.guests, spawn=self._spawn
+        )
+        self.capacity: Capacity = Capacity(services, self.activities, self.sessions, self.commits)
+        self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
+        self.sent_events: SentEvents = SentEvents(services)
+        self.registrations: Registrations = Registrations(services)
         for name, version in itertools.chain.from_iterable(guest.starts() for guest in self.guests.values()):
             if app.find_orchestration(name, version) is None:
                 self.registrations.note_missing(name if version is None else f"{name}@{version}")

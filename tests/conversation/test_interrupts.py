@@ -22,10 +22,10 @@ from affinity.conversation import (
     UserMessage,
     program,
 )
+from affinity.conversation import worker as journals
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
-from affinity.worker import journals
 from affinity.worker.fetcher import Fetcher
 from tests.conversation.application import Chat, Stage, echo, kinds, make, stage, status, until
 

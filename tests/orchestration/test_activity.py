@@ -52,7 +52,7 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
         worker_id="w-0",
         session_store=None,  # type: ignore[arg-type]
         session_listeners=(),
-        journals=None,  # type: ignore[arg-type]
+        guests={},
         waits=None,  # type: ignore[arg-type]
         commit_part=commit_nothing,
     )

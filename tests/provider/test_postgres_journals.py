@@ -234,8 +234,8 @@ async def test_parked_items_are_found_by_their_key(
                 [peer.identity.incarnation],
             )
             admin.execute("UPDATE worker_queue SET route = 'w:a' WHERE instance_id = 's'")
-            fetched = await check(partial(own.fetch, 10, only_own=True, readers=["work"]))
-            assert (len(fetched.items), len(fetched.pending)) == (1, 1)
+            fetched = await check(partial(own.fetch, 10, only_own=True, prefetch={"conversation": ["work"]}))
+            assert (len(fetched.items), len(fetched.prefetched["conversation"])) == (1, 1)
             assert await commit(1, 2) == [False]
             assert await commit(2, 3, parts=[replace(write, base=1, processed=LENGTH + 2)]) == [True]
             outcomes = await check(partial(journals_of(watched).append_journal, [started, said("t"), plain]))

@@ -464,6 +464,6 @@ async def test_one_input_comes_with_the_item_of_its_wake(
     owner = await with_next_wake(peer, admin, "s", "held", **write)
     for fields in appends:
         await owner.conversation.append(**fields)
-    fetched = await peer.fetch(10, only_own=True, readers=["work"])
+    fetched = await peer.fetch(10, only_own=True, prefetch={"conversation": ["work"]})
     assert [item.session_id for item in fetched.items] == ["s"]
-    assert fetched.pending == ({"s": await owner.conversation.pending()} if comes else {})
+    assert fetched.prefetched["conversation"] == ({"s": await owner.conversation.pending()} if comes else {})

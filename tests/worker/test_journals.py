@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 import affinity
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation.worker import READ_AHEAD_SECONDS, WorkerJournals
 from affinity.errors import ConnectionLost, DataRefused, SessionError
 from affinity.journal import JournalWrite, PendingWork
 from affinity.orchestration.engine import Step
@@ -22,7 +23,6 @@ from affinity.provider.journal_contract import journals_of
 from affinity.session import SessionMetadata, SessionState, StateWrite
 from affinity.testing import Env
 from affinity.testing.env.workers import EnvWorker
-from affinity.worker.journals import READ_AHEAD_SECONDS, WorkerJournals
 from affinity.worker.live import Input, staged_of, unwanted_results
 from affinity.worker.results import StagedResult
 from affinity.worker.services import REAL_TIME
@@ -184,7 +184,7 @@ async def test_what_was_read_ahead_grows_old(monkeypatch: pytest.MonkeyPatch) ->
     reads.go.set()
     reads.next_due = 5.0
     of, now = journals(reads), 100.0
-    monkeypatch.setattr("affinity.worker.journals.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("affinity.conversation.worker.time", SimpleNamespace(monotonic=lambda: now))
     of.monotonic = lambda: now
     of.read_ahead("a", 10)
     now += READ_AHEAD_SECONDS / 2

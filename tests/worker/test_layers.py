@@ -11,12 +11,13 @@ import anyio
 import pytest
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
+from affinity.conversation.access import journals_in
 from affinity.errors import InvalidApp, InvalidOptions
 from affinity.journal import Appended, JournalAppend, JournalQuery, JournalStart, JournalWrite, NewEntry, WakeEnd
+from affinity.orchestration.definitions import Prefetch
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
-from affinity.provider.postgres import PostgresProvider
-from affinity.provider.sqlite import SqliteProvider
+from affinity.provider import open_provider
 
 pytestmark = pytest.mark.anyio
 
@@ -66,7 +67,7 @@ class Mailboxes:
 
     def _functions(self) -> App:
         app = App(self.kind)
-        app.activity(name="post.read", journal_inputs=10)(self.run)
+        app.activity(name="post.read", prefetch=Prefetch("conversation", 10))(self.run)
 
         @app.orchestration(name="post.mailbox")
         async def mailbox(ctx: OrchestrationContext) -> None:
@@ -78,8 +79,9 @@ class Mailboxes:
 
     async def run(self, ctx: ActivityContext) -> list[str]:
         begun = len(self.reads_of_database)
-        assert ctx.journals is not None
-        work = await ctx.journals.get_pending(ctx.instance_id, 10)
+        journals = journals_in(ctx)
+        assert journals is not None
+        work = await journals.get_pending(ctx.instance_id, 10)
         assert work is not None
         self.own_reads.append(len(self.reads_of_database) - begun)
         texts = [json.loads(each.payload)["text"] for each in work.inputs]
@@ -111,10 +113,12 @@ async def client(kept_url: str) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def post(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
+async def post(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
     """Counts the reads of pending inputs, which do not grow old on a slow machine."""
     post = Mailboxes()
-    provider: Any = SqliteProvider if kept_url.startswith("sqlite") else PostgresProvider
+    opened = await open_provider(kept_url)
+    await opened.aclose()
+    provider: Any = type(opened)
     get_pending = provider.get_pending
 
     async def counted(self: Any, session_ids: Sequence[str], **options: Any) -> Any:
@@ -122,7 +126,7 @@ def post(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
         return await get_pending(self, session_ids, **options)
 
     monkeypatch.setattr(provider, "get_pending", counted)
-    monkeypatch.setattr("affinity.worker.journals.READ_AHEAD_SECONDS", 60.0)
+    monkeypatch.setattr("affinity.conversation.worker.READ_AHEAD_SECONDS", 60.0)
     return post
 
 
@@ -180,8 +184,8 @@ async def test_a_result_commits_without_the_participants_that_were_withdrawn(
 
 @pytest.mark.parametrize("wrong", [-1, True, "1"])
 def test_an_activity_reads_a_number_of_inputs_ahead(wrong: Any) -> None:
-    with pytest.raises(InvalidOptions, match="journal_inputs must be an integer from 0"):
-        App("post office").activity(journal_inputs=wrong)(Mailboxes().run)
+    with pytest.raises(InvalidOptions, match="prefetch must be an integer from 0"):
+        App("post office").activity(prefetch=Prefetch("conversation", wrong))(Mailboxes().run)
 
 
 def test_a_layer_is_registered_under_its_noun() -> None:

@@ -14,8 +14,10 @@ import anyio
 import pytest
 
 from affinity import App, RuntimeOptions
+from affinity.conversation.worker import ConversationPart
 from affinity.errors import Contention
 from affinity.journal import PendingWork
+from affinity.orchestration.definitions import Prefetch
 from affinity.provider.contract import (
     FetchOptions,
     Hint,
@@ -29,7 +31,6 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.worker.activities import ActivityRunner
-from affinity.worker.journals import WorkerJournals
 from affinity.worker.metrics import Metrics
 from affinity.worker.notifier import FEW_WORKERS
 from affinity.worker.retry import DatabaseHealth
@@ -259,9 +260,11 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
         health=SimpleNamespace(retry=lambda call: call()),
         timing=REAL_TIME,
         notifier=None,
+        **dict.fromkeys(("identity", "options", "metrics", "fetch_state", "lease")),
     )
-    journals, started = WorkerJournals(services), list[WorkItem]()
-    runner: Any = SimpleNamespace(readers={"wake": 10}, _journals=journals, start=started.append)
+    part, started = ConversationPart(services, App("a"), code="1"), list[WorkItem]()
+    journals, prefetch = part.access, Prefetch("conversation", 10)
+    runner: Any = SimpleNamespace(_prefetches={"wake": prefetch}, _guests={"conversation": part}, start=started.append)
     items = [item(1), replace(item(2), name="other"), item(3), item(4)]
     came = PendingWork(
         journal_id=1,
@@ -277,7 +280,7 @@ async def test_what_a_fetch_brings_is_read_ahead_in_one_batch() -> None:
         revisits=[],
         next_due=None,
     )
-    ActivityRunner.start_all(runner, found(*items, pending={"i4": came}))
+    ActivityRunner.start_all(runner, found(*items, prefetched={"conversation": {"i4": came}}))
     assert started == items
     assert await journals.get_pending("i4", 10) is came
     assert await journals.get_pending("i3", 10) is None

@@ -85,8 +85,8 @@ Easy to get wrong
     * Journals. An entry gets its number under the lock of the journal's row. An entry, its message, the answer of a
       request and the creation of journal and instance are one transaction. A wake's entries pass only if the watermark
       is still the one that it read. A journal goes with the record of its session.
-    * Fetched inputs. `WorkFetch.pending` saves wakes a read, and may be empty. It is read in the transaction that locks
-      the item, or after it.
+    * Prefetches. `WorkFetch.prefetched` saves activities a read, and may be empty. It is read in the transaction that
+      locks the item, or after it.
     * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a
       fraction of a second, so that its caller can do the rest of the batch; within `BRIEFLY` almost immediately. A
       renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold. No verb can hold a

@@ -7,7 +7,6 @@ from dataclasses import field
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
-from affinity.journal import PendingWork
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.workers import NO_TAGS, WorkerTags
 from affinity.records import CommitPart, StateWrite, frozen
@@ -128,8 +127,8 @@ class FetchOptions:
     # After a `Hint.only_own`: items of sessions that the caller holds, and no others. Of the answer only ``items``,
     # ``claim_lost`` and ``limit_reached`` count.
     only_own: bool = False
-    # Activities that begin with the pending inputs of their instance's journal, for a fetch with ``only_own``.
-    readers: Collection[str] = ()
+    # For a fetch with ``only_own``: names of activities that begin with something that a guest keeps, by guest.
+    prefetch: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @frozen(kw_only=True)
@@ -148,9 +147,9 @@ class WorkFetch:
     # the caller, and the plan has a bound or work waits.
     assigned: Sequence[str] = ()
     outdated: bool = False  # a worker of newer code has room: new and freed sessions are left to it
-    # By instance, for items of `FetchOptions.readers`: what `JournalProvider.get_pending` gives. The provider may leave
-    # instances out; then the worker reads.
-    pending: Mapping[str, PendingWork] = field(default_factory=dict)
+    # By guest and instance, for items of `FetchOptions.prefetch`: what they begin with. The provider may leave guests
+    # and instances out; then the guest's part of the worker reads.
+    prefetched: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
 
 WaitFailure: TypeAlias = Literal["busy", "no_worker_with_tag"]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias
+from functools import cache
+from typing import Final, LiteralString, NamedTuple, TypeAlias
 
 from psycopg.types.numeric import Int8
 
 from affinity.errors import Contention, ProviderError
-from affinity.journal import Entry, PendingWork
-from affinity.limits import MAX_BATCH, MAX_FETCHED_INPUT, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
+from affinity.limits import MAX_BATCH, MAX_REROUTE, MIN_SHARE, SHARE_DIVISOR
 from affinity.provider.contract import (
     MAX_ASSIGNED,
     NEWER_SECONDS,
@@ -24,18 +25,18 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.provider.postgres.driver.arrays import Texts
-from affinity.provider.postgres.driver.wire import Params
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Database, caller_params, columns, present
+from affinity.provider.postgres.parts import prefetches
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import not_negative
-from affinity.provider.statements import load_statements, with_parts
+from affinity.provider.statements import load_statements, with_guests, with_parts
 from affinity.records import constructor
 
 _SQL: Final = load_statements(__package__, "fetching.sql")
 CLAIM_ALONE: Final = _SQL["claim_alone"]
 _PARTS: Final = {False: frozenset({"plain"}), True: frozenset({"tagged"})}
 _FETCH: Final = {tagged: with_parts(_SQL["fetch"], kept) for tagged, kept in _PARTS.items()}
-_FETCH_OWN: Final = {tagged: with_parts(_SQL["fetch_own"], kept) for tagged, kept in _PARTS.items()}
 _CLAIM: Final = {tagged: (CLAIM_ALONE, with_parts(_SQL["claim"], kept | {"claim"})) for tagged, kept in _PARTS.items()}
 """By whether the caller has tags."""
 
@@ -71,15 +72,10 @@ class _FetchRow(NamedTuple):
 
 
 class _OwnRow(NamedTuple):
-    """The first columns of a row of ``fetch_own``; an `Entry`, the journal's only input, and an `ItemRow` follow."""
+    """The first columns of a row of ``fetch_own``; those of prefetches and an `ItemRow` follow."""
 
     raced: bool
     waiting: int
-    journal_id: int | None
-    kind: str
-    processed: int
-    closed: bool
-    parent: str | None
 
 
 class ItemRow(NamedTuple):
@@ -104,7 +100,6 @@ class ItemRow(NamedTuple):
 
 
 _FACTS, _ITEM = columns(_FetchRow, ItemRow)
-_OWN, _OWN_INPUT, _OWN_ITEM = columns(_OwnRow, Entry, ItemRow)
 
 
 async def fetch_work_item(db: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
@@ -141,23 +136,49 @@ async def fetch_work_item(db: Database, identity: WorkerIdentity, options: Fetch
 async def _fetch_own(db: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
     """See `FetchOptions.only_own`."""
     params = {**caller_params(identity), **_choices(options), "token": db.token(identity)}
-    statement = _FETCH_OWN[options.tags != NO_TAGS]
-    params |= {"names": Texts(options.names), "readers": Texts(options.readers), "most": Int8(MAX_FETCHED_INPUT)}
-    rows = await db.connections.fetch.run(statement, params)
-    items = [to_work_item(ItemRow(*item)) for item in present(rows, _OWN_ITEM)]
-    own = [_OwnRow._make(row[_OWN]) for row in rows]
-    inputs = [row[_OWN_INPUT] for row in rows]
+    wanted = [guest for guest, names in options.prefetch.items() if names and guest in prefetches()]
+    params |= {"names": Texts(options.names)}
+    for guest in wanted:
+        params |= prefetches()[guest].params(options.prefetch[guest])
+    rows = await db.connections.fetch.run(_own_statement(options.tags != NO_TAGS, tuple(wanted)), params)
+    raced, waiting = _OwnRow._make(rows[0][: len(_OwnRow._fields)])
+    item_at = len(_OwnRow._fields) + sum([prefetches()[guest].width for guest in wanted])
+    rows = [row for row in rows if row[item_at] is not None]
+    items = [to_work_item(ItemRow(*row[item_at:])) for row in rows]
     return WorkFetch(
         items=items,
-        claim_lost=own[0].raced,
+        claim_lost=raced,
         next_due=None,
-        limit_reached=own[0].waiting > len(items),
-        pending={
-            item.lock.key.instance_id: _one_input(journal, Entry._make(entry))
-            for item, journal, entry in zip(items, own, inputs, strict=False)
-            if journal.journal_id is not None
-        },
+        limit_reached=waiting > len(items),
+        prefetched=_read_prefetched(wanted, items, rows),
     )
+
+
+@cache
+def _own_statement(tagged: bool, wanted: tuple[str, ...]) -> LiteralString:
+    """The statement ``fetch_own`` with what these guests read ahead."""
+    found = [prefetches()[guest] for guest in wanted]
+    return with_guests(
+        with_parts(_SQL["fetch_own"], _PARTS[tagged]),
+        columns="".join([f"    {prefetch.columns},\n" for prefetch in found]).rstrip("\n"),
+        tables="\n".join([prefetch.tables for prefetch in found]),
+    )
+
+
+def _read_prefetched(
+    wanted: Sequence[str], items: Sequence[WorkItem], rows: Sequence[Row]
+) -> dict[str, dict[str, object]]:
+    """What came with the items, by guest and instance."""
+    prefetched: dict[str, dict[str, object]] = {}
+    start = len(_OwnRow._fields)
+    for guest in wanted:
+        prefetch = prefetches()[guest]
+        end = start + prefetch.width
+        found = [prefetch.read(row[start:end]) for row in rows]
+        with_items = zip(items, found, strict=True)
+        prefetched[guest] = {item.lock.key.instance_id: value for item, value in with_items if value is not None}
+        start = end
+    return prefetched
 
 
 async def _with_claims(
@@ -211,26 +232,6 @@ def _choices(options: FetchOptions) -> Params:
         "newer_seconds": NEWER_SECONDS,
         "pack": options.pack,
     }
-
-
-def _one_input(journal: _OwnRow, entry: Entry) -> PendingWork:
-    assert journal.journal_id is not None
-    return PendingWork(
-        journal_id=journal.journal_id,
-        kind=journal.kind,
-        processed=journal.processed,
-        last_seq=entry.seq,
-        closed=journal.closed,
-        parent=journal.parent,
-        inputs=[entry],
-        more=False,
-        due=[],
-        requests=[],
-        revisits=[],
-        delegations=[],
-        steps=[],
-        next_due=None,
-    )
 
 
 def to_work_item(row: ItemRow) -> WorkItem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, Literal, LiteralString, TypeAlias
@@ -12,6 +12,7 @@ from affinity.errors import InvalidOptions
 from affinity.guests import modules
 from affinity.provider.contract import Retention
 from affinity.provider.postgres.commit_parts import PostgresCommit
+from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import ActionShare, Database
 from affinity.provider.rounds import RoundKind
 from affinity.records import frozen
@@ -55,6 +56,22 @@ RemoveOld: TypeAlias = Callable[[Database, Retention], Awaitable[tuple[int, bool
 
 
 @frozen(kw_only=True)
+class PostgresPrefetch:
+    """What a fetch reads for activities that begin with it (`FetchOptions.prefetch`), in the same statement."""
+
+    columns: LiteralString
+    """Columns of ``tables``, for the select list."""
+    width: int
+    """Their number."""
+    tables: LiteralString
+    """Outer join of at most one row to each fetched item ``t``, which has ``instance_id`` and ``name``."""
+    params: Callable[[Collection[str]], Params]
+    """Its parameters, for the names of the activities."""
+    read: Callable[[Row], object | None]
+    """Return what the columns of an item say, for `GuestPart.read_ahead`; None: the worker is to read it."""
+
+
+@frozen(kw_only=True)
 class PostgresPart:
     """The part of a guest in this provider. Expressions may use the function ``clock()``, and no parameters."""
 
@@ -80,6 +97,7 @@ class PostgresPart:
     administered: Callable[[Administration], tuple[LiteralString, Sequence[Any]] | None] | None = None
     """A statement of the guest, if any, in the transaction of what the owner does to the database."""
     commit: PostgresCommit | None = None
+    prefetch: PostgresPrefetch | None = None
 
 
 @cache
@@ -109,3 +127,9 @@ def commit_of(guest: str) -> PostgresCommit:
     if (commit := commits().get(guest)) is None:
         raise InvalidOptions(f"this provider cannot commit what {guest!r} adds to the result of an activity")
     return commit
+
+
+@cache
+def prefetches() -> Mapping[str, PostgresPrefetch]:
+    """What fetches read ahead, by guest."""
+    return {guest: part.prefetch for guest, part in parts().items() if part.prefetch is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
 
 from affinity.limits import MAX_BATCH_BYTES
@@ -48,7 +48,7 @@ class Choices(TypedDict, total=False):
     timeouts: Timeouts
     pack: bool
     only_own: bool
-    readers: Collection[str]
+    prefetch: Mapping[str, Collection[str]]
 
 
 def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
@@ -63,7 +63,7 @@ def fetch_options(limit: int = 1, **choices: Unpack[Choices]) -> FetchOptions:
         timeouts=choices.get("timeouts", TIMEOUTS),
         pack=choices.get("pack", False),
         only_own=choices.get("only_own", False),
-        readers=choices.get("readers", ()),
+        prefetch=choices.get("prefetch", {}),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from affinity.conversation.store.postgres import admin, requests, retention, streams
 from affinity.conversation.store.postgres.commits import COMMIT
+from affinity.conversation.store.postgres.fetches import PREFETCH
 from affinity.provider.postgres import journals, lineage
 from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
@@ -35,6 +36,7 @@ PART: Final = PostgresPart(
         "prune_journals": acts("", admin.prune_journals),
     },
     commit=COMMIT,
+    prefetch=PREFETCH,
     rights=(
         Rights(
             "TABLE",

@@ -1,4 +1,6 @@
-"""Journals for activities: reads that concurrent wakes share, and the hints after a commit."""
+"""Conversations in a worker: journals for activities, with reads that concurrent wakes share, and the hints after a
+commit.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,12 @@ from typing import Final, NamedTuple, TypeVar, cast
 from affinity import journal as j
 from affinity.batching import Batcher
 from affinity.limits import MAX_PAGE
+from affinity.orchestration import KernelApp
+from affinity.provider.contract import Provider
 from affinity.provider.journal_contract import JournalProvider
+from affinity.provider.parts import missing_verbs
 from affinity.tasks import ignore_error
+from affinity.worker.guests import GuestPart
 from affinity.worker.services import WorkerServices
 
 T = TypeVar("T")
@@ -173,3 +179,32 @@ class WorkerJournals:
             self._notifier.notify_change(creation.session_id)
         if any(append.start is not None for append in write.appends) or write.creations or write.starts:
             self._notifier.hint(None)  # instances that no worker owns yet
+
+
+class ConversationPart(GuestPart):
+    """Journals for the activities of one worker."""
+
+    def __init__(self, services: WorkerServices, app: KernelApp, *, code: str) -> None:
+        super().__init__(services, app, code=code)
+        self._journals = WorkerJournals(services)
+
+    @classmethod
+    def is_wanted(cls, provider: Provider, app: KernelApp) -> bool:
+        return not missing_verbs(provider, JournalProvider)
+
+    @property
+    def loops(self) -> Sequence[Callable[[], Awaitable[None]]]:
+        return ()
+
+    @property
+    def access(self) -> WorkerJournals:
+        return self._journals
+
+    def read_ahead(self, instance_id: str, most: int, found: object | None = None) -> None:
+        self._journals.read_ahead(instance_id, most, found if isinstance(found, j.PendingWork) else None)
+
+    async def aclose(self) -> None:
+        await self._journals.aclose()
+
+
+PART: Final = ConversationPart
