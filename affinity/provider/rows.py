@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
-from affinity.journal import JournalInfo, Request
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
@@ -87,35 +86,6 @@ to_execution: Final = partial(to_record, ExecutionInfo)
 to_session: Final = partial(to_record, SessionInfo)
 to_session_move: Final = partial(to_record, SessionMove)
 to_tree_member: Final = partial(to_record, TreeMember)
-
-
-def _to_labelled(cls: type[T], row: Columns, time: Time) -> T:
-    *own, labels = row
-    return to_record(cls, [*own, labels_of(labels)], time)
-
-
-to_journal_info: Final = partial(_to_labelled, JournalInfo)
-
-
-def to_request(row: Columns, time: Time) -> Request:
-    """Return a request of a listing, with its journal."""
-    session_id, journal_id, journal_kind, title, owner, request_id, kind, payload, wake_id, *times, place, labels = row
-    created_at, expires_at = times
-    return Request(
-        request_id,
-        kind,
-        payload,
-        wake_id,
-        time(created_at),
-        None if expires_at is None else time(expires_at),
-        session_id=session_id,
-        journal_id=journal_id,
-        journal_kind=journal_kind,
-        title=title,
-        owner=owner,
-        place=place,
-        labels=labels_of(labels),
-    )
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:

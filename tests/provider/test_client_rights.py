@@ -24,13 +24,13 @@ from affinity import ActivityContext, App, Client, Conversations, OrchestrationC
 from affinity.conversation import AgentMessage, UserMessage, events
 from affinity.conversation.events import EventTypes
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
+from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.errors import InvalidId, OrchestrationCancelled
 from affinity.journal import JournalCreation
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_UNREAD_EVENTS
 from affinity.orchestration import events as history
 from affinity.orchestration.wire import encode_message
 from affinity.provider import change_rights
-from affinity.provider.postgres.lineage import creation_document
 from tests.provider.roles import CLIENT, DEFINERS, READER, SCALER, WORKER, as_role
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,11 @@ from typing import Final
 
 import pytest
 
+from affinity.conversation.store import postgres as postgres_store
+from affinity.conversation.store import sqlite as sqlite_store
 from affinity.provider import postgres, sqlite
 
-ENGINES: Final = [postgres, sqlite]
+ENGINES: Final = [postgres, sqlite, postgres_store, sqlite_store]
 
 _LINE: Final = re.compile(r"^    (\w+)/?  +\S", re.MULTILINE)
 
@@ -33,9 +35,10 @@ def test_each_file_is_described_once(engine: ModuleType) -> None:
     assert sorted(names) == sorted(there(engine, "*"))
 
 
-def test_files_for_the_same_job_have_the_same_name() -> None:
-    common, own = described(postgres)
-    common_of_sqlite, own_of_sqlite = described(sqlite)
+@pytest.mark.parametrize(("engine", "other"), [(postgres, sqlite), (postgres_store, sqlite_store)])
+def test_files_for_the_same_job_have_the_same_name(engine: ModuleType, other: ModuleType) -> None:
+    common, own = described(engine)
+    common_of_sqlite, own_of_sqlite = described(other)
     assert common == common_of_sqlite
     assert not {*own} & {*own_of_sqlite} - {"driver", "schema"}
 

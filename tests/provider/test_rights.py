@@ -36,6 +36,7 @@ from affinity.client import requests
 from affinity.console import create
 from affinity.conversation import UserMessage
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
+from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.journal import JournalCreation
 from affinity.provider import change_rights, open_provider
@@ -52,7 +53,6 @@ from affinity.provider.contract import (
 )
 from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import migration, rights
-from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.parts import Rights
 from affinity.provider.postgres.rights import RIGHTS, all_rights
 from affinity.provider.schema import Migration

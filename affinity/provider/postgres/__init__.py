@@ -26,9 +26,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
     old_data            what a sweep removes because it is old
-    journals            journals: append, what a wake has to do, read
     activity_waits      activities that wait for instances: begin, end, who waits for whom
-    lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
     actions             verbs that users call, and what guests add to their statements

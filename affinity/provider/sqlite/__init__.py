@@ -28,9 +28,7 @@ file beside it:
     retention           removing what ended long ago
     sweep               repair of stale routes, removal of dead rows
     old_data            what a sweep removes because it is old
-    journals            journals: append, what a wake has to do, read
     activity_waits      activities that wait for instances: begin, end, who waits for whom
-    lineage             journals: made from others, and their ancestors
     resources           resources that outlive a process
     hints               hints between processes
     actions             verbs that users call, and what guests add to their transactions
@@ -40,8 +38,6 @@ file beside it:
 
 Files that only this engine has:
 
-    streams             journals: provisional parts
-    journal_rows        journals: their heads, the numbers of their entries
     holds               holds and watches of sessions, as parts of a commit
     placing             where new work items of a commit go
     parking             parked work items, until their guest queues them

@@ -1,21 +1,28 @@
-"""Conversations on PostgreSQL. Files with the same name do the same in `affinity.conversation.store.sqlite`.
+"""Conversations on PostgreSQL: their journals.
 
-The files:
+Files with the same name do the same in `affinity.conversation.store.sqlite`.
+The SQL of each is in the ``.sql`` file beside it:
 
+    journals            append, what a wake has to do, read
+    commits             what a commit or an ack adds
+    lineage             journals that are made from others, and their ancestors
+    streams             provisional parts
     admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
     retention           what a sweep removes because it is old
-    streams             provisional parts
+
+Files that only this engine has:
+
+    fetches             the inputs of a wake that are fetched with its work item
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from affinity.conversation.store.postgres import admin, requests, retention, streams
+from affinity.conversation.store.postgres import admin, journals, lineage, requests, retention, streams
 from affinity.conversation.store.postgres.commits import COMMIT
 from affinity.conversation.store.postgres.fetches import PREFETCH
-from affinity.provider.postgres import journals, lineage
 from affinity.provider.postgres.actions import acts
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
 

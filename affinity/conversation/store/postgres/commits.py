@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
+from affinity.conversation.store.postgres.journals import append_params
+from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
 from affinity.provider.contract import Turn
 from affinity.provider.postgres.commit_parts import AckCalls, Columns, CommitCalls, LoneCall, Parking, PostgresCommit
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
 from affinity.provider.postgres.driver.wire import Params
-from affinity.provider.postgres.journals import append_params
-from affinity.provider.postgres.lineage import creation_document
 from affinity.provider.postgres.operations import call_of, key_columns
 from affinity.provider.postgres.session_store import state_values
 from affinity.provider.postgres.turn_columns import result_values

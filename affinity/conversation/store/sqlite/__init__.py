@@ -1,11 +1,19 @@
-"""Conversations on SQLite. Files with the same name do the same in `affinity.conversation.store.postgres`.
+"""Conversations on SQLite: their journals.
 
+Files with the same name do the same in `affinity.conversation.store.postgres`.
+The SQL of each is in the ``.sql`` file beside it:
+
+    journals            append, what a wake has to do, read
+    commits             what a commit or an ack adds
+    lineage             journals that are made from others, and their ancestors
+    streams             provisional parts
     admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
     retention           what a sweep removes because it is old
 
 Files that only this engine has:
 
+    rows                heads of journals, and the numbers of their entries
     verbs               verbs of several calls
 """
 
@@ -13,9 +21,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from affinity.conversation.store.sqlite import admin, requests, retention, verbs
+from affinity.conversation.store.sqlite import admin, journals, lineage, requests, retention, verbs
 from affinity.conversation.store.sqlite.commits import COMMIT
-from affinity.provider.sqlite import journals, lineage
 from affinity.provider.sqlite.parts import SqlitePart
 from affinity.provider.sqlite.verbs import acts, reads
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from affinity.conversation.store.sqlite import admin
+from affinity.conversation.store.sqlite import admin, journals, lineage, streams
+from affinity.conversation.store.sqlite.rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.journal import InstanceStart, JournalWrite, journal_writes
 from affinity.provider.contract import Generation, NewInstance
-from affinity.provider.sqlite import journals, lineage, messages, streams
+from affinity.provider.sqlite import messages
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.journal_rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.sqlite.parts import SqliteCommit
 from affinity.provider.statements import load_statements
 from affinity.records import CommitPart

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from affinity.conversation.store.listing import list_portions
-from affinity.conversation.store.sqlite import admin
+from affinity.conversation.store.repeats import refuse_other_events
+from affinity.conversation.store.sqlite import admin, journals, streams
 from affinity.journal import (
     Appended,
     JournalAppend,
@@ -18,8 +19,6 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.provider.contract import Hint, ProviderConnection
-from affinity.provider.repeats import refuse_other_events
-from affinity.provider.sqlite import journals, streams
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.verbs import VerbRunner, reads

@@ -13,6 +13,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg.types.numeric import Int8
 
+from affinity.conversation.store.repeats import refuse_other_events
 from affinity.errors import Contention
 from affinity.journal import (
     Appended,
@@ -37,7 +38,6 @@ from affinity.provider.postgres.driver.errors import BATCH_REFUSED
 from affinity.provider.postgres.driver.wire import Params, Row, Statement
 from affinity.provider.postgres.hints import hint_statement
 from affinity.provider.postgres.operations import Database, call_of, columns, present
-from affinity.provider.repeats import refuse_other_events
 from affinity.provider.statements import load_statements
 
 _SQL: Final = load_statements(__package__, "journals.sql")

@@ -9,6 +9,16 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
+from affinity.conversation.store.sqlite import streams
+from affinity.conversation.store.sqlite.rows import (
+    EntryWriter,
+    Head,
+    Numbers,
+    Segment,
+    read_heads,
+    read_numbers,
+    read_segments,
+)
 from affinity.journal import (
     PARKED_MARK,
     REFUSAL_MARK,
@@ -30,20 +40,10 @@ from affinity.journal import (
     Step,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
-from affinity.provider.contract import FINISHED, NewInstance, NewMessage
-from affinity.provider.contract.instances import Generation
-from affinity.provider.sqlite import instances, messages, parking, quotas, sessions, streams
+from affinity.provider.contract import FINISHED, Generation, NewInstance, NewMessage
+from affinity.provider.sqlite import instances, messages, parking, quotas, sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
-from affinity.provider.sqlite.journal_rows import (
-    EntryWriter,
-    Head,
-    Numbers,
-    Segment,
-    read_heads,
-    read_numbers,
-    read_segments,
-)
 from affinity.provider.sqlite.payloads import portions
 from affinity.provider.sqlite.sessions import FREE, NEW
 from affinity.provider.statements import load_statements

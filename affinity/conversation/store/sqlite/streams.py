@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from affinity.conversation.store.sqlite.rows import Head
 from affinity.journal import StreamCursor, StreamPart
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.journal_rows import Head
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "streams.sql")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from affinity.conversation.store.lineage import to_lineage
+from affinity.conversation.store.sqlite import journals
 from affinity.journal import (
     SEQ_MARK,
     CreationOutcome,
@@ -15,8 +17,7 @@ from affinity.journal import (
     JournalWrite,
 )
 from affinity.provider.contract import NewMessage
-from affinity.provider.lineage import to_lineage
-from affinity.provider.sqlite import journals, messages, quotas, session_states, sessions
+from affinity.provider.sqlite import messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements

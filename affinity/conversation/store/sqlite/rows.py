@@ -10,7 +10,7 @@ from affinity.journal import Description, NewEntry
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 
-SQL: Final = load_statements(__package__, "journal_rows.sql")
+SQL: Final = load_statements(__package__, "rows.sql")
 
 Numbers: TypeAlias = dict[tuple[int, str], int]
 """The number of an entry by journal id and event id."""
