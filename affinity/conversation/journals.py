@@ -19,10 +19,10 @@ from affinity.client import KernelClient
 from affinity.client.calls import client_batcher, retry_on
 from affinity.client.changes import AllChanges, ChangeScope
 from affinity.client.parts import ClientPart, ClientServices
+from affinity.conversation.store.contract import JournalProvider, keeps_journals
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint, Provider
 from affinity.provider.hint_sender import HintSender
-from affinity.provider.journal_contract import JournalProvider, keeps_journals
 
 logger: logging.Logger = logging.getLogger("affinity.client")
 

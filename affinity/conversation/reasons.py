@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from affinity.conversation.kinds import NOUN
+from affinity.conversation.store.contract import journals_of, keeps_journals
 from affinity.errors import Explanation
 from affinity.explain import Explainer, add_reasons, time_text
 from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
 from affinity.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.provider.contract import InstanceInfo
-from affinity.provider.journal_contract import journals_of, keeps_journals
 
 _CHILDREN: Final = 20
 """Children of one conversation that are looked at."""

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, TypeVar, cast
 
 from affinity import journal as j
 from affinity.batching import Batcher
+from affinity.conversation.store.contract import JournalProvider
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import KernelApp
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import JournalProvider
 from affinity.provider.parts import missing_verbs
 from affinity.tasks import ignore_error
 from affinity.worker.guests import GuestPart

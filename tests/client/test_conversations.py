@@ -28,6 +28,7 @@ from affinity.conversation import (
 )
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.kinds import ConversationKind, ConversationLimits
+from affinity.conversation.store.contract import journals_of
 from affinity.errors import (
     ConversationKindMismatch,
     ConversationTerminated,
@@ -42,7 +43,6 @@ from affinity.errors import (
 )
 from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart, WakeEnd
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import journals_of
 from tests.client.conftest import Puppet
 
 TYPES = EventTypes()

@@ -9,9 +9,9 @@ import pytest
 
 from affinity import Client
 from affinity.audit.store.contract import AuditProvider
+from affinity.conversation.store.contract import JournalProvider
 from affinity.errors import InvalidOptions
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import JournalProvider
 from affinity.schedules.store.contract import ScheduleProvider
 
 pytestmark = pytest.mark.anyio

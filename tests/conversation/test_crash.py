@@ -18,11 +18,11 @@ import pytest
 
 from affinity import Client, ConversationHandle
 from affinity.conversation import AgentMessage, FeedItem, JournalEntry, Reply, Retracted, Streamed, UserMessage
+from affinity.conversation.store.contract import journals_of
 from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
 from affinity.journal import JournalQuery
 from affinity.provider import open_provider
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import journals_of
 from tests.conversation.crash_app import WORDS, Log, crash, fold
 from tests.support.fault_injection import KILL_EVERY, PAUSE, FaultInjector
 from tests.support.worker_processes import open_workers

@@ -23,6 +23,7 @@ from affinity.conversation import (
     running,
 )
 from affinity.conversation.journals import Journals
+from affinity.conversation.store.contract import journals_of
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     ConversationTerminated,
@@ -35,7 +36,6 @@ from affinity.errors import (
 from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
-from affinity.provider.journal_contract import journals_of
 from tests.conversation.application import Chat, echo, make, stage, status, until
 
 pytestmark = pytest.mark.anyio

@@ -18,6 +18,7 @@ from affinity import SessionStore
 from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation import wake as waking
 from affinity.conversation.handle import ConversationHandle
+from affinity.conversation.store.contract import journals_of
 from affinity.errors import (
     ConnectionLost,
     Contention,
@@ -31,7 +32,6 @@ from affinity.errors import (
 )
 from affinity.journal import JournalQuery
 from affinity.provider.contract import Quotas
-from affinity.provider.journal_contract import journals_of
 from affinity.session import SessionRecord, SessionState
 from affinity.session.transfer import ImportTimes
 from tests.conversation.application import Chat, Stage, make, stage

@@ -14,8 +14,8 @@ import pytest
 
 import affinity
 from affinity.audit.store.contract import AuditProvider
+from affinity.conversation.store.contract import JournalProvider
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import JournalProvider
 from affinity.provider.statements import load_statements
 from affinity.schedules.store.contract import ScheduleProvider
 from affinity.worker.guests import guest_parts

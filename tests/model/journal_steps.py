@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from affinity.conversation.store.contract import journals_of
 from affinity.journal import (
     SEQ_MARK,
     Answer,
@@ -19,7 +20,6 @@ from affinity.journal import (
     PendingWork,
     WakeEnd,
 )
-from affinity.provider.journal_contract import journals_of
 from tests.model import steps as do
 from tests.model.cluster_state import NAMES, ClusterState, SimulatedWorker, expect
 

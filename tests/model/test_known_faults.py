@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from affinity.conversation.store.contract import journals_of
 from affinity.journal import Appended, JournalAppend, PendingWork, journal_writes
 from affinity.provider.contract import (
     Delivery,
@@ -23,7 +24,6 @@ from affinity.provider.contract import (
     TurnResult,
     WorkerIdentity,
 )
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import session_store
 from affinity.provider.timeline import Timeline
 from affinity.worker.instances import InstanceTable

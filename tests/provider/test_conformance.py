@@ -17,8 +17,8 @@ import pytest
 from psycopg import sql
 
 from affinity.audit.store.contract import AuditProvider
+from affinity.conversation.store.contract import JournalProvider
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import JournalProvider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
 from affinity.provider.sqlite import SqliteProvider

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
+from affinity.conversation.store.contract import journals_of
 from affinity.provider.contract import Hint, OrchestrationItem
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider, sweep
 from affinity_conformance.providers.builders import message_ids, turn
 from affinity_conformance.providers.conversation.driver import new_input

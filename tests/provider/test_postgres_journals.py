@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from affinity.conversation.store import listing
+from affinity.conversation.store.contract import journals_of
 from affinity.errors import ConnectionLost
 from affinity.journal import (
     Answer,
@@ -35,7 +36,6 @@ from affinity.journal import (
     WakeEnd,
 )
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.changes import _ChangeListener, notices_of
 from affinity.session import SessionState

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 import psycopg
 import pytest
 
+from affinity.conversation.store.contract import journals_of
 from affinity.journal import JournalCreation, JournalRange, NewEntry, NewRequest, journal_writes
 from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.contract import (
@@ -23,7 +24,6 @@ from affinity.provider.contract import (
     WorkItem,
     WorkKey,
 )
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import PostgresProvider, turns
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.records import ActivityRun

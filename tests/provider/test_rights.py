@@ -36,6 +36,7 @@ from affinity.client import requests
 from affinity.console import create
 from affinity.conversation import UserMessage
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
+from affinity.conversation.store.contract import journals_of
 from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
 from affinity.journal import JournalCreation
@@ -51,7 +52,6 @@ from affinity.provider.contract import (
     Reset,
     WorkerIdentity,
 )
-from affinity.provider.journal_contract import journals_of
 from affinity.provider.postgres import migration, rights
 from affinity.provider.postgres.parts import Rights
 from affinity.provider.postgres.rights import RIGHTS, all_rights

@@ -3,16 +3,14 @@
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
-``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``, ``journal_delegations``,
-``journal_steps``, ``journal_streams``, ``journal_wakes``, ``journal_parents``, ``resources``, ``quotas`` and
-``timeline``, and promises what the conformance suite (`affinity_conformance.providers`) asserts, no more and no less.
+``activity_waits``, ``resources``, ``quotas`` and ``timeline``, and promises what the conformance suite
+(`affinity_conformance.providers`) asserts, no more and no less.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); what they have in common is `ProviderConnection` (connection.py). The
 records that they take and return are in modules by subject: workers, hints, work_items, sessions, instances, turns,
-retention, management. Import all of them from this package; records of journals are in `affinity.journal`. The tables
-and verbs of guests, such as `affinity.schedules.store.contract.ScheduleProvider`, are theirs: see
-`affinity.provider.parts`.
+retention, management. Import all of them from this package. The tables and verbs of guests, such as
+`affinity.schedules.store.contract.ScheduleProvider`, are theirs: see `affinity.provider.parts`.
 
 Terms
     *alive worker*: its ``workers`` row has ``locked_until`` in the future.
@@ -82,19 +80,13 @@ Easy to get wrong
       the next, in the same transaction, whatever removes it: also beside an add, or another removal.
     * Session state. A write without a lease begins a new epoch before it changes the record; `affinity.records` has all
       fences.
-    * Journals. An entry gets its number under the lock of the journal's row. An entry, its message, the answer of a
-      request and the creation of journal and instance are one transaction. A wake's entries pass only if the watermark
-      is still the one that it read. A journal goes with the record of its session.
     * Prefetches. `WorkFetch.prefetched` saves activities a read, and may be empty. It is read in the transaction that
       locks the item, or after it.
     * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a
       fraction of a second, so that its caller can do the rest of the batch; within `BRIEFLY` almost immediately. A
       renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold. No verb can hold a
       row, so a provider asserts this by tests of its own.
-    * Hints with a call. ``append_journal`` and ``commit_turn`` send hints after their transaction; a failed hint is no
-      error.
-    * Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts
-      need not survive a crash.
+    * Hints with a call. ``commit_turn`` sends hints after its transaction; a failed hint is no error.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from affinity.actions import stated, stated_together
 from affinity.audit.acting import Acting
 from affinity.audit.entries import AuditFilter, NewAuditEntry
 from affinity.audit.store.contract import audit_of
+from affinity.conversation.store.contract import journals_of
 from affinity.errors import ProviderError, QuotaExceeded
 from affinity.limits import MIN_AUDIT_RETENTION_SECONDS
 from affinity.provider.contract import NewMessage, PlannedMove, Quotas, Retention
-from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.audit.fault_verbs import acting, entries_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import new_instance, state

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from affinity.conversation.store.contract import JournalProvider, journals_of
 from affinity.journal import (
     SEQ_MARK,
     Appended,
@@ -28,7 +29,6 @@ from affinity.journal import (
     WakeEnd,
 )
 from affinity.provider.contract import OrchestrationItem, Provider, TurnResult
-from affinity.provider.journal_contract import JournalProvider, journals_of
 from affinity_conformance.providers.builders import ORCHESTRATION, message_ids
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.peer import Peer

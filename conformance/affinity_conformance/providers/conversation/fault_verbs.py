@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
+from affinity.conversation.store.contract import journals_of
 from affinity.journal import (
     Appended,
     CreationResult,
@@ -20,7 +21,6 @@ from affinity.journal import (
     StreamCursor,
 )
 from affinity.provider.contract import Provider
-from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.builders import payloads
 from affinity_conformance.providers.conversation.driver import (
     KIND,

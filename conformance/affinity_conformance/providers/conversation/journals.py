@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from affinity.conversation.store.contract import journals_of
 from affinity.journal import Answer, JournalAppend, NewEntry
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
-from affinity.provider.journal_contract import journals_of
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import ORCHESTRATION, message_ids, new_instance, payloads
 from affinity_conformance.providers.cluster import Cluster, concurrently

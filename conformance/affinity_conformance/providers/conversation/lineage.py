@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from affinity.conversation.store.contract import JournalProvider, journals_of
 from affinity.journal import (
     SEQ_MARK,
     Entry,
@@ -23,7 +24,6 @@ from affinity.journal import (
     NewRequest,
 )
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
-from affinity.provider.journal_contract import JournalProvider, journals_of
 from affinity.records import DurableResource, ResourceStore
 from affinity.session import RecordTimes
 from affinity_conformance.providers.base import Rules

@@ -1,4 +1,16 @@
-"""The verbs on journals, which workers and clients call."""
+"""The verbs on journals, which workers and clients call.
+
+A provider keeps the tables ``journals``, ``journal_entries``, ``journal_requests``, ``journal_revisits``,
+``journal_delegations``, ``journal_steps``, ``journal_streams``, ``journal_wakes`` and ``journal_parents``. Easy to get
+wrong:
+
+* Journals. An entry gets its number under the lock of the journal's row. An entry, its message, the answer of a request
+  and the creation of journal and instance are one transaction. A wake's entries pass only if the watermark is still the
+  one that it read. A journal goes with the record of its session.
+* Hints with a call. ``append_journal`` sends hints after its transaction; a failed hint is no error.
+* Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts
+  need not survive a crash.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +37,7 @@ from affinity.journal import (
     StreamPart,
 )
 from affinity.limits import MAX_BATCH_BYTES
-from affinity.provider.contract.connection import ProviderConnection
-from affinity.provider.contract.hints import Hint
+from affinity.provider.contract import Hint, ProviderConnection
 from affinity.provider.parts import check_part, missing_verbs
 
 
