@@ -249,3 +249,7 @@ if not typing.TYPE_CHECKING:  # else type checkers would accept any name
         if isinstance(value, type):
             importlib.import_module("affinity.field_words").show_in_help(value)
         return value
+
+    def __dir__() -> list[str]:
+        """Return the public names too, imported or not."""
+        return sorted({*globals(), *__all__})
