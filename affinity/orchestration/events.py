@@ -194,7 +194,7 @@ class ActivityScheduled:
     fail_after: float | None = None
     """Seconds after which it fails when it was not started."""
     parked: bool = False
-    """Whether it is parked until an input of the journal with the instance's id queues it."""
+    """Whether it is parked until a guest queues it."""
 
 
 @frozen()

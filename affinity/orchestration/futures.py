@@ -139,10 +139,9 @@ class ActivityFuture(CommandFuture[T]):
         return self
 
     def _park(self) -> ActivityFuture[T]:
-        """Let the activity wait outside the queue until the journal with the instance's id has an input; call it after
-        `on_session`, before the next await. An append with `JournalAppend.message` queues it, in its own transaction
-        and in place of the message: so an input costs the instance no turn. If there is an input that no
-        `JournalWrite` has processed, or no journal, the activity is queued as any other.
+        """Let the activity wait outside the queue until a guest has work for it; call it after `on_session`, before the
+        next await. The guest queues it in the transaction that adds the work, and in place of a message: so the work
+        costs the instance no turn. If there is such work already, the activity is queued as any other.
 
         An instance has one parked activity at a time. It ends with the execution.
 

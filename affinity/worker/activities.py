@@ -675,7 +675,7 @@ def names_by_guest(prefetches: Mapping[str, Prefetch]) -> dict[str, list[str]]:
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:
-    """Whether it is the activity's session, or the session with its instance's id (a wake may run on another lease)."""
+    """Whether it is the session of the activity or of its instance's id: a guest's may run on another lease."""
     return session_id in {item.session_id, item.lock.key.instance_id}
 
 

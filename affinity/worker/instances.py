@@ -470,15 +470,15 @@ class InstanceTable(WorkerPart):
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
         """The inputs of a refused turn without void results.
 
-        A result is void if its token is dead, or if the store has a newer version of its session state or journal. In
-        the second case the activity runs again, from the newer version.
+        A result is void if its token is dead, or if what it writes met something newer in the store. In the second
+        case the activity runs again, from the newer version.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
         conflicting = [i for i in inputs if i.writes_any(result.conflicts)]
         for each in conflicting:
             assert each.lock is not None
             logger.warning(
-                "instance %s: session state or journal of activity %d met a newer one in the store; running it again",
+                "instance %s: what activity %d writes met something newer in the store; running it again",
                 each.lock.key.instance_id,
                 each.lock.key.activity_id,
                 extra={"instance_id": each.lock.key.instance_id},

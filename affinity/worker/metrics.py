@@ -91,7 +91,7 @@ class Metrics:
         self.observe_hydrate: Callable[[float], None] = histogram(
             "session_hydrate_seconds", text, HYDRATE_SECONDS
         ).observer()
-        text = "Activities that run again, since another writer had changed the session's record or journal"
+        text = "Activities that run again, since another writer had changed what they write"
         self.count_conflict: Callable[[], None] = counter("checkpoint_conflicts", text).labels(**self._labels).inc
         text = "Sweeps of the database by this worker"
         self.count_sweep: Callable[[], None] = counter("sweeps", text).labels(**self._labels).inc

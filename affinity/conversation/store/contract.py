@@ -42,7 +42,9 @@ from affinity.provider.parts import check_part, missing_verbs
 
 
 class JournalProvider(ProviderConnection, Protocol):
-    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds.
+    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds, as a
+    `JournalWrite` among their parts. `NewWorkItem.parked` items are wakes: an input of the journal with the instance's
+    id queues them.
 
     A record of session state that has a journal stays (`Retention.records`), and a journal goes with the record of its
     session. `WorkerProvider.sweep` removes, by the bounds in `Retention.guests`:

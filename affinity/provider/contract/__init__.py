@@ -2,9 +2,9 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``message_keys``, ``worker_queue``, ``session_moves``, ``session_states``, ``session_holds``, ``session_watches``,
-``activity_waits``, ``resources``, ``quotas`` and ``timeline``, and promises what the conformance suite
-(`affinity_conformance.providers`) asserts, no more and no less.
+``message_keys``, ``worker_queue``, ``parked_items``, ``session_moves``, ``session_states``, ``session_holds``,
+``session_watches``, ``activity_waits``, ``resources``, ``quotas`` and ``timeline``, and promises what the conformance
+suite (`affinity_conformance.providers`) asserts, no more and no less.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); what they have in common is `ProviderConnection` (connection.py). The

@@ -144,11 +144,11 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def ack_work_item(
         self, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts
     ) -> Sequence[bool]:
-        """Remove items by live token, send their results to their instances, and write the states and journals that
+        """Remove items by live token, send their results to their instances, and write the states and parts that
         come with them. Touches their sessions, as far as the caller holds them.
 
-        False: dead token, or a state or journal that did not pass its fence (the token is then still live); nothing
-        changed. The session may have moved: without a state or journal, only the lock of the work item decides.
+        False: dead token, or a state or part that did not pass its fence (the token is then still live); nothing
+        changed. The session may have moved: without a state or part, only the lock of the work item decides.
         """
         ...
 

@@ -39,7 +39,7 @@ WITH recipient AS (
     LEFT JOIN instances i USING (instance_id)
     LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
     UNION
-    -- An append of a wake may have queued their next work item.
+    -- A part of a guest may have queued their next work item.
     SELECT CASE WHEN q.route ^@ 'w:' THEN substr(q.route, 3) END, CASE WHEN q.route ^@ 'w:' THEN 'wo' ELSE 'w' END
     FROM unnest(%(instances)s) AS k (instance_id) CROSS JOIN LATERAL (
         SELECT q.route, q.lock_token FROM worker_queue q WHERE q.instance_id = k.instance_id

@@ -59,11 +59,11 @@ CREATE INDEX worker_queue_session ON worker_queue (session_id, route) WHERE sess
 CREATE INDEX worker_queue_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
 CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
 
--- Work items that are parked until an input of their journal queues them: see `NewWorkItem.parked`. In a table of their own,
--- so no statement on the queue reads them. One row for an instance, written again and again in place. parked: it waits for an
--- input; false: it was queued, or cancelled. A row counts for the generation and the execution that it names, and for no other
--- one of its instance. Its journal is the one of the instance's id: a transaction that changes `parked` of a live execution
--- has locked that. So no input is pending while an item is parked.
+-- Work items that are parked until a guest queues them: see `NewWorkItem.parked`. In a table of their own, so no statement on
+-- the queue reads them. One row for an instance, written again and again in place. parked: it waits; false: it was queued, or
+-- cancelled. A row counts for the generation and the execution that it names, and for no other one of its instance. A transaction
+-- that changes `parked` of a live execution has locked the guest's row of the instance. So no work is pending while an item is
+-- parked.
 CREATE TABLE parked_items (
     instance_id text COLLATE "C" PRIMARY KEY,
     generation text COLLATE "C" NOT NULL,

@@ -1,6 +1,6 @@
 -- Creating, restarting, resetting and deleting instances, and sending messages to them.
 
--- Creates instances with their start messages, without a check of quotas, which apply to no turn or wake. If an id is taken, the
+-- Creates instances with their start messages, without a check of quotas, which apply to no turn. If an id is taken, the
 -- parent gets its message `_on_exists`. Returns the positions of the new instances. With `_only`, other positions are left out.
 CREATE FUNCTION add_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,

@@ -110,9 +110,9 @@ BEGIN
     WHERE id = NEW.id;
 END;
 
--- Work items that are parked until an input of their journal queues them: see `NewWorkItem.parked`. They are in no queue, and no
--- verb of a queue finds them. Of each instance the last one; removed with the execution in which it was scheduled. While one is
--- here, its journal has no pending input, except inputs without a message, which queue nothing.
+-- Work items that are parked until a guest queues them: see `NewWorkItem.parked`. They are in no queue, and no verb of a queue
+-- finds them. Of each instance the last one; removed with the execution in which it was scheduled. While one is here, the guest
+-- has no work for it.
 CREATE TABLE parked_items (
     instance_id  TEXT PRIMARY KEY,
     execution_id INTEGER NOT NULL,
