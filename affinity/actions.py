@@ -1,8 +1,8 @@
 """Actions: calls that people make, and who makes them.
 
 A method of a client that changes something is an `action`, and so is a verb of a provider that it calls. A guest may
-state an `Actor` for the calls of a block: it runs their actions, and its parts of a provider join the transactions of
-their verbs. The audit log does so, and writes who did what.
+state an `Actor` for the calls of a block: it runs their actions, and the guest's parts of a provider join the
+transactions of their verbs.
 
 * An actor is stated for one database: calls on another one are not this actor's (`actor_on`).
 * A call that an action makes is a part of it.

@@ -24,6 +24,8 @@ MODULES: Final = [
     "affinity",
     "affinity.composed.app",
     "affinity.composed.client",
+    "affinity.composed.worker",
+    "affinity.composed.options",
     "affinity.client",
     "affinity.sync",
     "affinity.orchestration",
@@ -46,6 +48,8 @@ MODULES: Final = [
 INTRODUCTIONS: Final = {
     "affinity.composed.app": "`affinity.App`.\n\n",
     "affinity.composed.client": "`affinity.Client`.\n\n",
+    "affinity.composed.options": "`affinity.RuntimeOptions`.\n\n",
+    "affinity.composed.worker": "`affinity.Worker`.\n\n",
     "affinity.sync": "Each call does what the call of the same name of [affinity.Client](affinity.composed.client.md)"
     " or [affinity.conversation](affinity.conversation.md) does, and waits for it. Calls with overloads, such as"
     " `Client.start` and `Client.handle`, are described there only.\n\n",

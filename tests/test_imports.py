@@ -20,6 +20,7 @@ PACKAGES: Final = (ROOT / "affinity", ROOT / "affinity_workflows", ROOT / "confo
 """The roots of the import contract in `pyproject.toml`, and the suites."""
 
 LATE: Final[Mapping[tuple[str, str], str]] = {
+    ("affinity.guests", "affinity.audit"): "the seams of the kernel load the guests that it lists",
     ("affinity.guests", "affinity.conversation"): "the seams of the kernel load the guests that it lists",
     ("affinity.guests", "affinity.schedules"): "the seams of the kernel load the guests that it lists",
     ("affinity.guests", "affinity.worker"): "a side of a guest is named so; it is no module of the kernel",

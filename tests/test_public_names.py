@@ -50,6 +50,7 @@ NOT_PUBLIC: Final = {
     "NotedWait": "made by a handle, for its streams",
     "ActivityOptions": "the keyword arguments of a call",
     "ActivityScope": "a protocol that ActivityContext fulfils",
+    "AuditCalls": "a base of Client",
     "AuditConditions": "the keyword arguments of a call",
     "Prefetch": "of activities that only guests register",
     "ResourceStore": "of a constructor that only stores call",

@@ -10,12 +10,14 @@ import typing
 
 if typing.TYPE_CHECKING:
     from affinity.audit.acting import administering, record_refusal
+    from affinity.audit.client import acting_where_kept
     from affinity.audit.entries import AuditEntry
 
-__all__ = ["AuditEntry", "administering", "record_refusal"]
+__all__ = ["AuditEntry", "acting_where_kept", "administering", "record_refusal"]
 
 _MODULES: typing.Final = {
     "AuditEntry": "entries",
+    "acting_where_kept": "client",
     "administering": "acting",
     "record_refusal": "acting",
 }

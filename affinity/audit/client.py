@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 from affinity.actions import stated
 from affinity.audit.acting import Acting
 from affinity.audit.entries import AuditEntry, AuditFilter
-from affinity.audit.store.contract import audit_of
+from affinity.audit.store.contract import audit_of, keeps_audit
 from affinity.client.calls import retry
 from affinity.client.conditions import conditions_of
 from affinity.client.registered import RegisteredCalls
@@ -77,6 +77,13 @@ class AuditCalls(RegisteredCalls):
             return Page(items=items, next=next_cursor(items, limit, "at", "entry_id"))
 
         return Pages(read)
+
+
+def acting_where_kept(client: AuditCalls, user: str, *, source: str) -> AbstractContextManager[None]:
+    """State a user as `affinity.Client.acting_as`; without effect on a database whose provider keeps no audit log."""
+    if not keeps_audit(client._open_provider):
+        return nullcontext()
+    return client.acting_as(user, source=source)
 
 
 def _read_cursor(cursor: str) -> tuple[datetime, int]:

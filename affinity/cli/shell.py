@@ -187,11 +187,12 @@ def command(name: str | None = None, **about: Any) -> Callable[[Callable[..., An
 
 def with_client(shell: Shell, work: Callable[[Client], Awaitable[T]]) -> T:
     """Open a client, do ``work`` with it, and close it."""
+    from affinity.audit import acting_where_kept
     from affinity.composed.client import Client
 
     async def run() -> T:
         async with Client(shell.url) as client:
-            with client.acting_as(current_user(), source=SOURCE):
+            with acting_where_kept(client, current_user(), source=SOURCE):
                 return await work(client)
 
     return anyio.run(run)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, TypeAlias
 
-from affinity.audit import record_refusal
+from affinity.audit import acting_where_kept, record_refusal
 from affinity.composed.client import Client
 from affinity.console.access import Access, Action
 from affinity.console.pages.base import given, number, required
@@ -45,7 +45,7 @@ async def do(client: Client, name: str, form: Form, access: Access) -> str:
     verb = verbs().get(name)
     if verb is None:
         raise Refused(404, "there is no such action")
-    with client.acting_as(access.user, source="console"):
+    with acting_where_kept(client, access.user, source="console"):
         return await _do(client, name, verb, form, access)
 
 

@@ -7,27 +7,29 @@ from contextlib import nullcontext
 from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, cast
 
 import pytest
 from pydantic import BaseModel
 
 from affinity import Client, ConversationHandle, Conversations, Event, ExternalEvent, Start, migrate, sync
 from affinity.actions import ACTORS
-from affinity.audit import AuditEntry
+from affinity.audit import AuditEntry, acting_where_kept
+from affinity.audit.store.contract import AuditProvider
 from affinity.conversation import UserMessage
 from affinity.errors import (
     EventIdConflict,
     InstanceExists,
     InvalidId,
     InvalidInput,
+    InvalidOptions,
     ProviderError,
     UnknownConversation,
     UnknownInstance,
     UnknownWorker,
 )
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_ID_BYTES
-from affinity.provider.contract import Quotas
+from affinity.provider.contract import Provider, Quotas
 from affinity.provider.postgres.driver.calls import Calls
 from affinity.provider.sqlite.driver.database import Database
 from affinity_conformance.providers.builders import state
@@ -289,6 +291,34 @@ async def test_an_entry_that_cannot_be_written(
         await client.cancel("none")
     assert "cancel of 'ann' was not recorded: no disk" in caplog.text
     assert await entries(client) == []
+
+
+class WithoutAudit:
+    """A provider of another database, which keeps no audit log."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(AuditProvider, name) and not hasattr(Provider, name):
+            raise AttributeError(name)
+        return getattr(self._provider, name)
+
+
+async def test_a_database_without_an_audit_log_is_served_as_others(provider: Provider) -> None:
+    """A caller who states a user is told; commands and the console, which always state one, work all the same."""
+    async with Client.from_provider(cast(Provider, WithoutAudit(provider))) as client:
+        for call in (lambda: client.acting_as("ann"), client.audit):
+            with pytest.raises(InvalidOptions, match="lacks write_audit, list_audit: it has no AuditProvider"):
+                await call()  # type: ignore[misc]  # the first one raises before
+        with acting_where_kept(client, "ann", source="suite"):
+            await client.start("flow", instance_id="i")
+            assert ACTORS.get() == ()
+    async with Client.from_provider(provider) as client:
+        assert await entries(client) == []
+        with acting_where_kept(client, "ann", source="suite"):
+            await client.cancel("i")
+        assert [entry.user for entry in await entries(client)] == ["ann"]
 
 
 def test_sync_clients_act_too(url: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from affinity.audit.entries import AuditEntry, AuditFilter, NewAuditEntry
 from affinity.provider.contract import ProviderConnection
-from affinity.provider.parts import check_part
+from affinity.provider.parts import check_part, missing_verbs
 
 
 class AuditProvider(ProviderConnection, Protocol):
@@ -40,3 +40,8 @@ def audit_of(provider: ProviderConnection) -> AuditProvider:
     """
     check_part(provider, AuditProvider)
     return cast(AuditProvider, provider)
+
+
+def keeps_audit(provider: ProviderConnection) -> bool:
+    """Whether the provider keeps an audit log."""
+    return not missing_verbs(provider, AuditProvider)
