@@ -23,7 +23,7 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 
 PruneProgress: TypeAlias = Callable[[int], None]
-"""Called after each step of pruning with the numbers removed so far: instances, executions, entries of journals."""
+"""Called after each step of pruning with the number removed so far."""
 
 RETRY_SECONDS: Final = 15.0
 """How long a call that may safely be made twice outlasts a database that does not answer."""

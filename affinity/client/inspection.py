@@ -128,7 +128,7 @@ class Inspection(ClientBase):
         return instance_of(await self._present(instance_id))
 
     async def explain(self, instance_id: str) -> Explanation | None:
-        """The reason why an instance, or a conversation, waits: a sentence and a code; None: it has ended. Reads its
+        """Return the reason why an instance waits: a sentence and a code; None: it has ended. Reads its
         history, its queued work and the workers, and the same of the instance that it waits for.
 
         Raises:
@@ -249,7 +249,7 @@ class Inspection(ClientBase):
         """The activities of an instance's current execution, in the order in which they were scheduled.
 
         Each has its state: ended and how, running, or waiting for a worker or its next attempt, and why. Reads the
-        history of the execution. A wake that a conversation keeps ready for its next message is not listed.
+        history of the execution. An activity that is parked until a message comes is not listed.
 
         Raises:
             UnknownInstance: there is none.

@@ -39,9 +39,18 @@ class NotedWait:
         target_id: identifies what a guest keeps under that id, of which ``seq`` is awaited; 0: not known yet. None: the
             end of the instance is awaited.
         seq: see `ActivityWait.seq`.
+        remedy: the last sentence of the error.
     """
 
-    def __init__(self, database: str, awaited: str, target_id: int | None = None, seq: int | None = None) -> None:
+    def __init__(
+        self,
+        database: str,
+        awaited: str,
+        target_id: int | None = None,
+        seq: int | None = None,
+        *,
+        remedy: str = "Start it without waiting for its end, or let the orchestration of this activity wait",
+    ) -> None:
         ctx = current_activity()
         self._notes: WaitNotes | None = None
         if isinstance(ctx, ActivityContext) and database_of(ctx.session_store) == database:
@@ -50,6 +59,7 @@ class NotedWait:
             self._wait = ActivityWait(secrets.randbits(63), *about, awaited, target_id, seq)
         self.target_id: int | None = target_id
         """As given, or as found out before the first wait."""
+        self._remedy = remedy
         self._pauses = iter(PAUSES)
         self._next = time.monotonic() + next(self._pauses)
         self._is_noted = False
@@ -95,10 +105,7 @@ class NotedWait:
             return  # the next look finds it
         if circle := find_circle(edges, self._wait.wait_id):
             path = " → ".join(map(repr, circle))
-            raise WakeMisuse(
-                f"this wait can never end, since each of these waits for the next: {path}. Use wake.revisit() to run "
-                "again, send() without waiting, or wake.delegate() to give the work to another conversation"
-            )
+            raise WakeMisuse(f"this wait can never end, since each of these waits for the next: {path}. {self._remedy}")
 
 
 def find_circle(edges: Sequence[WaitEdge], wait_id: int) -> Sequence[str]:

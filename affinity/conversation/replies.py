@@ -34,6 +34,11 @@ from affinity.journal import Appended, Description, Entry, JournalQuery
 
 M = TypeVar("M")
 
+_REMEDY: Final = (
+    "Use wake.revisit() to run again, send() without waiting, or wake.delegate() to give the work to another "
+    "conversation"
+)
+
 REPLY_PAGE: Final = 100
 """Entries in one page that is read for a reply."""
 
@@ -239,7 +244,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
 
     def _noted(self, seq: int, journal_id: int) -> NotedWait:
         """The same, so that it is found from other processes too."""
-        return NotedWait(self._client.journals.database, self.conversation_id, journal_id, int(seq))
+        return NotedWait(self._client.journals.database, self.conversation_id, journal_id, int(seq), remedy=_REMEDY)
 
     async def _check_not_blocked(self) -> None:
         """Refuse to wait in a handler for a wake that cannot begin before that handler has ended."""
@@ -250,9 +255,8 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         if page is not None and page.journal_id in blocked:  # not one that was created under this id meanwhile
             raise errors.WakeMisuse(
                 f"this handler waits for a reply of conversation {self.conversation_id!r}, whose next wake begins when "
-                "this handler has ended: it is its own conversation, or one whose handler waits for this one. Use "
-                "wake.revisit() to run again, send() without waiting, or wake.delegate() to give the work to another "
-                "conversation"
+                "this handler has ended: it is its own conversation, or one whose handler waits for this one. "
+                f"{_REMEDY}"
             )
 
     async def _reply(self, change: Change, seq: int, appended: Appended | None = None) -> Reply:

@@ -150,6 +150,28 @@ async def test_a_circle_through_an_instance(url: str) -> None:
     assert "'work' → 'c' → 'work'" in why
 
 
+async def test_an_activity_that_waits_for_its_own_instance(url: str) -> None:
+    """The error names what an activity can do."""
+    app = affinity.App("circle")
+
+    @app.activity
+    async def wait_for_own(ctx: affinity.ActivityContext) -> str:
+        with pytest.raises(WakeMisuse) as caught:
+            await clients[0].wait(ctx.instance_id)
+        return str(caught.value)
+
+    @app.orchestration
+    async def work(ctx: affinity.OrchestrationContext) -> str:
+        return await ctx.schedule_activity(wait_for_own)
+
+    clients: list[Client] = []
+    async with affinity.Worker(app, url), Client(url) as client:
+        clients.append(client)
+        why = await (await client.start(work, instance_id="own")).wait(timeout=60)
+    assert "'own' → 'own'. Start it without waiting" in why
+    assert "wake" not in why
+
+
 async def test_a_wait_that_is_no_circle_is_explained_and_leaves_no_note(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
