@@ -14,9 +14,9 @@ from affinity.agent.builtins import _child_id
 from affinity.conversation import UserMessage
 from affinity.conversation.events import check_input
 from affinity.conversation.follow import FeedPosition, JournalIdentity, read_position
+from affinity.conversation.journal import StreamCursor
 from affinity.conversation.step_keys import step_key
 from affinity.errors import InvalidId, InvalidInput
-from affinity.journal import StreamCursor
 from affinity.limits import check_code_name
 from affinity.orchestration.futures import _default_id
 from affinity.schedules.firing import tick_id

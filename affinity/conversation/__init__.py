@@ -66,6 +66,7 @@ if typing.TYPE_CHECKING:
     from affinity.conversation.follow import EventFeed, FeedItem
     from affinity.conversation.handle import ConversationHandle as ConversationHandle
     from affinity.conversation.inbox import PendingRequest, RequestChange, RequestFeed
+    from affinity.conversation.journal import ConversationStatus
     from affinity.conversation.kinds import ConversationLimits as ConversationLimits
     from affinity.conversation.lineage import Ancestor
     from affinity.conversation.reply import Reply
@@ -84,7 +85,6 @@ if typing.TYPE_CHECKING:
     from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
     from affinity.conversation.wake import Delegate
     from affinity.conversation.wake import Wake as Wake
-    from affinity.journal import ConversationStatus
 
 # A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from affinity.journal import JournalAccess, JournalWrite
+from affinity.conversation.journal import JournalAccess, JournalWrite
 from affinity.orchestration import ActivityContext
 
 

@@ -15,17 +15,7 @@ from pydantic_core import from_json
 
 from affinity.conversation import events as ev
 from affinity.conversation.events import kind_of, meta_of
-from affinity.conversation.kept_state import is_kept, is_of_step, put_last
-from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
-from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
-from affinity.conversation.lineage import LineageState
-from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
-from affinity.conversation.reading import all_entries
-from affinity.conversation.stream import Streams
-from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
-from affinity.conversation.wake import Wake
-from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.journal import (
+from affinity.conversation.journal import (
     EndOutcome,
     HomeLease,
     JournalAccess,
@@ -36,6 +26,16 @@ from affinity.journal import (
     PendingWork,
     WakeEnd,
 )
+from affinity.conversation.kept_state import is_kept, is_of_step, put_last
+from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
+from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
+from affinity.conversation.lineage import LineageState
+from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
+from affinity.conversation.reading import all_entries
+from affinity.conversation.stream import Streams
+from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
+from affinity.conversation.wake import Wake
+from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN
 from affinity.orchestration import ActivityContext, RetryPolicy
 from affinity.records import SessionStore

@@ -12,8 +12,8 @@ from affinity.actions import action
 from affinity.client.calls import PruneProgress, no_progress
 from affinity.client.conditions import conditions_of
 from affinity.conversation.inbox import RequestCalls
+from affinity.conversation.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
 from affinity.errors import InvalidInput, InvalidOptions, UnknownConversation
-from affinity.journal import ConversationStatus, JournalFilter, JournalInfo, JournalQuery, JournalRetention
 from affinity.limits import MAX_QUOTA, check_age, check_id, check_integer
 from affinity.paging import Page, Pages, next_cursor, read_cursor
 from affinity.records import copied, frozen

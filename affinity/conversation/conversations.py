@@ -15,6 +15,7 @@ from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
 from affinity.conversation.home import HomedScope
 from affinity.conversation.inbox import PendingRequest
+from affinity.conversation.journal import JournalWrite, PendingWork
 from affinity.conversation.kinds import NOUN, ConversationKind, ConversationLimits
 from affinity.conversation.program import Program, Start, WakeTask
 from affinity.conversation.running import WakeRunner
@@ -23,7 +24,6 @@ from affinity.conversation.scheduled import conditions_of, delivery_of, target_o
 from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidOptions
-from affinity.journal import JournalWrite, PendingWork
 from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext, RetryPolicy
 from affinity.orchestration.definitions import Prefetch, is_async, refuse_other_context, refuse_unbound

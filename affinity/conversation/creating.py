@@ -6,8 +6,8 @@ from typing import Generic, NoReturn, TypeVar, Unpack
 
 from affinity import errors
 from affinity.actions import action
+from affinity.conversation.journal import Description, JournalCreation, JournalFilter, check_description
 from affinity.conversation.lineage_calls import LineageCalls
-from affinity.journal import Description, JournalCreation, JournalFilter, check_description
 
 M = TypeVar("M")
 

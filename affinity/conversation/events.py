@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, data
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 from pydantic_core import from_json, to_json
 
+from affinity.conversation.journal import Entry
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, WakeMisuse, problem_of
 from affinity.field_words import DocWithFields, ModelType
-from affinity.journal import Entry
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
 from affinity.orchestration.codec import Codec
 from affinity.records import frozen
@@ -401,7 +401,7 @@ class ChildDelegated(JournalEvent):
 ChildOutcome: TypeAlias = Literal["completed", "max_cycles", "failed", "terminated"]
 """How a delegation has ended: done, its cycles used up, a wake failed for good, or the child was terminated. ``failed``
 too when it could not take the work at the commit of the parent's wake: then the error is a ``DelegationRefused``, whose
-message is an `affinity.journal.AppendOutcome`.
+message is an `affinity.conversation.journal.AppendOutcome`.
 """
 
 

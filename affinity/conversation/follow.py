@@ -26,10 +26,10 @@ from affinity.conversation.events import (
     SpanStarted,
     kind_of,
 )
+from affinity.conversation.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.conversation.journals import Journals
 from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolStarted, read_part
 from affinity.errors import EntriesRemoved, UnknownConversation
-from affinity.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import read_with_async_for
 from affinity.provider.contract import FINISHED

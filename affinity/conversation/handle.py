@@ -16,13 +16,13 @@ from affinity.conversation.dead_letters import dead_letters
 from affinity.conversation.events import ConversationStatusChanged, JournalEvent
 from affinity.conversation.follow import EntryNumber, JournalIdentity, has_ended
 from affinity.conversation.inbox import PendingRequest
+from affinity.conversation.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, RequestFilter
 from affinity.conversation.kinds import RESUME_MESSAGE, terminate_message
 from affinity.conversation.reading import check_seq
 from affinity.conversation.replies import ReplyCalls
 from affinity.conversation.views import DeadLetter, PendingRevisit, request_of, revisit_of
 from affinity.conversation.writing import ENDS
 from affinity.errors import Explanation
-from affinity.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, RequestFilter
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import FINISHED
 

@@ -15,7 +15,7 @@ class HomedScope:
     ``session_epoch`` is the greater of two epochs: the lease's epoch, and the epoch of the session's own row, which
     changes when its record is written without a lease. All epochs come from one sequence. So it changes with either,
     and a state of an earlier epoch is hydrated again. The commit compares both: the row's epoch with the state, and the
-    lease's epoch with the journal (`affinity.journal.HomeLease`).
+    lease's epoch with the journal (`affinity.conversation.journal.HomeLease`).
     """
 
     ctx: ActivityContext

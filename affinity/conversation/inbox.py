@@ -16,9 +16,9 @@ import anyio
 from affinity.async_block import ClosedBlock
 from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.conditions import conditions_of
+from affinity.conversation.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.conversation.journals import JournalCalls, Journals
 from affinity.errors import ClientError
-from affinity.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.limits import MAX_BATCH
 from affinity.paging import Page, Pages, not_a_cursor, read_cursor, read_number, read_with_async_for
 from affinity.records import copied, frozen

@@ -14,11 +14,11 @@ from typing import ClassVar, Final, cast
 
 from cachetools import LRUCache
 
-from affinity import journal as j
 from affinity.client import KernelClient
 from affinity.client.calls import client_batcher, retry_on
 from affinity.client.changes import AllChanges, ChangeScope
 from affinity.client.parts import ClientPart, ClientServices
+from affinity.conversation import journal as j
 from affinity.conversation.store.contract import JournalProvider, keeps_journals
 from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint, Provider

@@ -2,9 +2,9 @@
 
 An attempt begins with the state from before the wake, and makes its changes again. What it does not do again, because
 an earlier attempt has committed it, is put in place: at each step, section and `Wake.commit` that it meets again, the
-state that was committed there. So a commit keeps its state in a row of the journal (`affinity.journal.Step`), which
-the end of the wake removes. Only `Wake.commit` and the end of the wake write the session's record. The first such
-commit keeps the state from before the wake too.
+state that was committed there. So a commit keeps its state in a row of the journal (`journal.Step`), which the end of
+the wake removes. Only `Wake.commit` and the end of the wake write the session's record. The first such commit keeps the
+state from before the wake too.
 
 A later wake with the inputs of a wake that has failed or was cancelled begins with the record, and makes the changes
 for its inputs itself. It takes over what sections of the other wake have changed beside these. What no code meets again
@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from affinity.conversation.journal import Step
 from affinity.conversation.step_keys import step_key
 from affinity.errors import InvalidInput, PayloadTooLarge
-from affinity.journal import Step
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.records import SessionState
 from affinity.session import OpenSession

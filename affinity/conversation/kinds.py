@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NotRequired, TypeAlias, TypedDict
 from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes
-from affinity.journal import PARKED_MARK, SEQ_MARK, JournalStart
+from affinity.conversation.journal import PARKED_MARK, SEQ_MARK, JournalStart
 from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_WAKE_ENTRIES, check_integer
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message

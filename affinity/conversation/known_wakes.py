@@ -15,11 +15,11 @@ from pydantic_core import from_json
 from affinity.conversation import events as ev
 from affinity.conversation.access import journals_in
 from affinity.conversation.events import kind_of, meta_of
+from affinity.conversation.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.conversation.program import Alone, Delegation, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries, all_wakes
 from affinity.conversation.step_keys import GIVEN
 from affinity.conversation.writing import CHILD_ENDED
-from affinity.journal import JournalAccess, JournalQuery, PendingWork
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
 

@@ -33,6 +33,18 @@ from affinity.conversation.events import (
     text_of,
 )
 from affinity.conversation.follow import entries_removed
+from affinity.conversation.journal import (
+    CreationResult,
+    InheritedRequest,
+    JournalCreation,
+    JournalLineage,
+    JournalPage,
+    JournalQuery,
+    JournalRange,
+    LineageKind,
+    NewEntry,
+    PendingWork,
+)
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
 from affinity.conversation.past_requests import requests_at
 from affinity.conversation.reading import LineageReads, all_entries, all_wakes
@@ -48,18 +60,6 @@ from affinity.conversation.transfer import (
     wake_line,
 )
 from affinity.conversation.usage import Share, Spent, UsageCounter, extras_of, spent_before, total_of, united
-from affinity.journal import (
-    CreationResult,
-    InheritedRequest,
-    JournalCreation,
-    JournalLineage,
-    JournalPage,
-    JournalQuery,
-    JournalRange,
-    LineageKind,
-    NewEntry,
-    PendingWork,
-)
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.readback import json_of
 from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen

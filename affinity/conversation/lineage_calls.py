@@ -10,13 +10,13 @@ from pydantic import JsonValue
 from affinity.actions import action
 from affinity.conversation.client import ConversationCalls
 from affinity.conversation.events import JournalEntry
+from affinity.conversation.journal import JournalCreation
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor, CreationPlanner, LineageState, MadeBy, Summarise, check_creation
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Read, all_wakes, check_seq
 from affinity.conversation.transfer import LeftOut, read_lines
 from affinity.conversation.views import EndedWake, wake_of
 from affinity.errors import QuotaExceeded
-from affinity.journal import JournalCreation
 from affinity.limits import check_choice, check_limit
 from affinity.paging import uninterrupted
 from affinity.session.transfer import ImportTimes

@@ -19,8 +19,8 @@ from affinity.conversation.events import (
     UserInterrupt,
     kind_of,
 )
+from affinity.conversation.journal import Entry, InheritedRequest, JournalLineage, JournalQuery
 from affinity.conversation.reading import LineageReads, Read, all_entries
-from affinity.journal import Entry, InheritedRequest, JournalLineage, JournalQuery
 
 _INTERRUPT: Final = kind_of(UserInterrupt)
 _CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, ConversationStatusChanged)

@@ -14,7 +14,7 @@ a wake that finds nothing changes nothing. A signal whose input a wake has proce
 Where nothing will be due, the next wake is scheduled when one ends, parked: the next input queues it in its own
 transaction, and sends no signal (`affinity.provider.contract.NewWorkItem.parked`). So an input costs the instance no
 turn of its own. The status that clients see does not depend on this state: it is derived from the journal's rows, which
-commit with it (`affinity.journal.ConversationStatus`).
+commit with it (`affinity.conversation.journal.ConversationStatus`).
 """
 
 from __future__ import annotations

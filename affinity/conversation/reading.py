@@ -15,8 +15,8 @@ from affinity.conversation.events import (
     check_kind,
     kind_of,
 )
+from affinity.conversation.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.errors import InvalidInput, UnknownConversation, UnknownEntry
-from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE, check_id, check_limit
 
 Read: TypeAlias = Callable[[JournalQuery], Awaitable[JournalPage | None]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from affinity.conversation.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.conversation.kinds import NOUN
 from affinity.conversation.store.contract import journals_of, keeps_journals
 from affinity.errors import Explanation
 from affinity.explain import Explainer, add_reasons, time_text
 from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
-from affinity.journal import JournalFilter, JournalPage, JournalQuery
 from affinity.provider.contract import InstanceInfo
 
 _CHILDREN: Final = 20

@@ -23,6 +23,7 @@ from affinity.conversation.follow import (
     read_position,
     source_of,
 )
+from affinity.conversation.journal import Appended, Description, Entry, JournalQuery
 from affinity.conversation.reading import Kinds, check_seq, kinds_of
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.conversation.reply_stream import ReplyPageReader, ReplyStream
@@ -30,7 +31,6 @@ from affinity.conversation.sending import SendingCalls
 from affinity.conversation.settling import settled_reply
 from affinity.conversation.wake_parts import blocked_journals, waiting_for
 from affinity.errors import WaitTimeout
-from affinity.journal import Appended, Description, Entry, JournalQuery
 
 M = TypeVar("M")
 

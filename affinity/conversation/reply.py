@@ -12,9 +12,9 @@ from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
 from affinity.conversation.follow import entries_removed
+from affinity.conversation.journal import Entry, JournalPage, JournalWake
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.errors import ConversationTerminated, UnknownEntry, WakeFailed
-from affinity.journal import Entry, JournalPage, JournalWake
 from affinity.provider.contract import FINISHED
 
 

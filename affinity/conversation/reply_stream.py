@@ -17,11 +17,11 @@ from affinity.async_block import ClosedBlock
 from affinity.client.waits import NotedWait
 from affinity.conversation.events import ConversationIdle, EventTypes, JournalEntry
 from affinity.conversation.follow import EventFeed, FeedItem, FeedPosition, PageReader
+from affinity.conversation.journal import Entry, JournalPage, JournalWake, StreamPart
 from affinity.conversation.journals import Journals
 from affinity.conversation.reply import Reply
 from affinity.conversation.steps import PART
 from affinity.conversation.stream import Retracted, inputs_read
-from affinity.journal import Entry, JournalPage, JournalWake, StreamPart
 from affinity.paging import read_with_async_for
 
 

@@ -23,6 +23,7 @@ import anyio
 from affinity.conversation import events as ev
 from affinity.conversation.access import journals_in
 from affinity.conversation.attempt import Attempt, Runnable
+from affinity.conversation.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import terminate_message
 from affinity.conversation.known_wakes import (
@@ -46,7 +47,6 @@ from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.wake_span import wake_span
 from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, decisive_error
-from affinity.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
 from affinity.orchestration import ActivityContext
 from affinity.tasks import run_code

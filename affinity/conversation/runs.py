@@ -2,7 +2,7 @@
 
 A run is an instance of its own, which the commit of the wake creates, so it needs no lease and no turn of the
 conversation. It does the work, and reports the end to the conversation, as a child does the end of a delegation. Until
-a wake has processed that input, the conversation has an `affinity.journal.OpenDelegation` for it.
+a wake has processed that input, the conversation has an `affinity.conversation.journal.OpenDelegation` for it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic_core import from_json
 
 from affinity.conversation.access import journals_in
 from affinity.conversation.events import CallEnded, CallStarted, JournalEvent, RunEnded, RunStarted, SpanError
+from affinity.conversation.journal import InstanceStart, JournalAppend
 from affinity.conversation.kinds import ConversationKind, start_message
 from affinity.conversation.program import CLOSING
 from affinity.conversation.writing import end_of_delegation
@@ -33,7 +34,6 @@ from affinity.errors import (
     ReportedError,
     WakeMisuse,
 )
-from affinity.journal import InstanceStart, JournalAppend
 from affinity.limits import check_id, seconds_of, truncate
 from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
 from affinity.orchestration.context import (

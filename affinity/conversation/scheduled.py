@@ -17,9 +17,9 @@ from pydantic_core import to_json
 from affinity.conversation.access import journals_in
 from affinity.conversation.client import ConversationConditions
 from affinity.conversation.events import AnswerEvent, JournalEvent, UserInterrupt, check_input
+from affinity.conversation.journal import ConversationStatus, JournalAccess, JournalAppend, JournalFilter, NewEntry
 from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, start_of
 from affinity.errors import ConversationError, InvalidInput
-from affinity.journal import ConversationStatus, JournalAccess, JournalAppend, JournalFilter, NewEntry
 from affinity.limits import MAX_PAGE, MAX_UNREAD_EVENTS, check_choice
 from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext
 from affinity.schedules import ScheduleTarget

@@ -23,9 +23,7 @@ from affinity.conversation.events import (
     check_input,
 )
 from affinity.conversation.follow import EntryNumber, JournalIdentity, unknown_conversation
-from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message
-from affinity.conversation.trace import CONVERSATION_ATTRIBUTE
-from affinity.journal import (
+from affinity.conversation.journal import (
     Answer,
     Appended,
     Description,
@@ -35,6 +33,8 @@ from affinity.journal import (
     NewEntry,
     check_description,
 )
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrupt_message
+from affinity.conversation.trace import CONVERSATION_ATTRIBUTE
 from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.definitions import MISSING
 from affinity.tracing import ClientOperation, client_span, current_context

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Final
 
 from affinity.conversation.follow import JournalIdentity, check_timeline, has_ended, unknown_conversation
+from affinity.conversation.journal import JournalPage, JournalQuery, JournalWake
 from affinity.conversation.journals import Journals
 from affinity.conversation.reading import all_entries
 from affinity.conversation.reply import Reply, failure_of
 from affinity.errors import ConversationTerminated, UnknownConversation
-from affinity.journal import JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 
 _DONE: Final = frozenset({"end_turn", "truncated"})

@@ -15,9 +15,9 @@ from itertools import takewhile
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from affinity.conversation.journal import NewEntry
 from affinity.conversation.steps import part_step
 from affinity.conversation.wake_parts import WakeParts
-from affinity.journal import NewEntry
 from affinity.orchestration import ActivityCancelledSignal
 
 SHOWN_AFTER: Final = 0.5

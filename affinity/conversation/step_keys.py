@@ -1,4 +1,4 @@
-"""Keys of the rows of steps (`affinity.journal.Step`)."""
+"""Keys of the rows of steps (`affinity.conversation.journal.Step`)."""
 
 from __future__ import annotations
 

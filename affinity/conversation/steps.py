@@ -1,6 +1,6 @@
 """Steps, and parts of a wake: durable before the wake ends, so that its next attempt does not repeat them.
 
-A step is a row of the journal (`affinity.journal.Step`), which the end of the wake removes. A part is a `JournalWrite`
+A step is a row of the journal (`journal.Step`), which the end of the wake removes. A part is a `JournalWrite`
 of its own, with the entries so far and the state. Both commit under the lock of the wake's activity, each in one
 transaction, together with what other tasks of the wake have ready by then.
 """
@@ -25,13 +25,13 @@ from pydantic_core import from_json, to_json
 from affinity.conversation import step_errors
 from affinity.conversation.endings import RunningCode
 from affinity.conversation.events import ToolResult, kind_of
+from affinity.conversation.journal import Entry, JournalWrite, Step
 from affinity.conversation.kept_state import KeptState, is_kept
 from affinity.conversation.known_wakes import given_work
 from affinity.conversation.step_keys import GIVEN, step_key
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
-from affinity.journal import Entry, JournalWrite, Step
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec

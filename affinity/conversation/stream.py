@@ -32,8 +32,8 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 from pydantic_core import from_json, to_json
 
 from affinity.batching import batches
+from affinity.conversation.journal import StreamPart
 from affinity.errors import NotSerializable, PayloadTooLarge, ProviderError, problem_of
-from affinity.journal import StreamPart
 from affinity.limits import (
     MAX_STREAM_BYTES,
     MAX_STREAMED_ARGUMENT,

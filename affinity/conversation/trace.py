@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from affinity.conversation.events import SpanError
+from affinity.conversation.journal import NewEntry
 from affinity.errors import ReportedError, decisive_error
-from affinity.journal import NewEntry
 from affinity.limits import truncate
 from affinity.orchestration.failures import stack_of
 from affinity.user_code import describe_error

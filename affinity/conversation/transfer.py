@@ -26,8 +26,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, JsonV
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import DeadLetters, SpanStarted, check_kind, kind_of
-from affinity.errors import InvalidInput, problem_of
-from affinity.journal import (
+from affinity.conversation.journal import (
     Description,
     EndOutcome,
     Entry,
@@ -41,6 +40,7 @@ from affinity.journal import (
     Revisit,
     check_description,
 )
+from affinity.errors import InvalidInput, problem_of
 from affinity.limits import check_depth, check_id, check_payload
 from affinity.records import RecordTimes, SessionRecord, SessionState
 from affinity.session.transfer import Time, line_of, numbered_lines, read_line

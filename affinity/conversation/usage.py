@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import JournalEntry
-from affinity.journal import JournalLineage
+from affinity.conversation.journal import JournalLineage
 
 MAX_WRITERS: Final = 32
 """Writers in the extras of a lineage. Beyond, the oldest are added up as one. Each compression adds a writer."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.inbox import PendingRequest
-from affinity.journal import EndOutcome, JournalWake, Request, Revisit
+from affinity.conversation.journal import EndOutcome, JournalWake, Request, Revisit
 from affinity.records import copied, frozen
 
 

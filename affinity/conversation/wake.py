@@ -34,17 +34,7 @@ from affinity.conversation.events import (
 )
 from affinity.conversation.follow import has_ended
 from affinity.conversation.inbox import PendingRequest
-from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
-from affinity.conversation.lineage_calls import CommonCalls
-from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
-from affinity.conversation.runs import RunCalls, RunTask, new_run
-from affinity.conversation.sections import Section
-from affinity.conversation.steps import Committed, Repeat, WakeSteps
-from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
-from affinity.conversation.views import PendingRevisit
-from affinity.conversation.wake_parts import WakeParts
-from affinity.conversation.writing import WakeWriting, end_of_delegation
-from affinity.journal import (
+from affinity.conversation.journal import (
     REFUSAL_MARK,
     Description,
     JournalAppend,
@@ -58,6 +48,16 @@ from affinity.journal import (
     OpenDelegation,
     check_description,
 )
+from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind
+from affinity.conversation.lineage_calls import CommonCalls
+from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
+from affinity.conversation.runs import RunCalls, RunTask, new_run
+from affinity.conversation.sections import Section
+from affinity.conversation.steps import Committed, Repeat, WakeSteps
+from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
+from affinity.conversation.views import PendingRevisit
+from affinity.conversation.wake_parts import WakeParts
+from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.limits import (
     MAX_CYCLES,
     MAX_EVENT_BYTES,

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry, JournalEvent
 from affinity.conversation.inbox import PendingRequest
+from affinity.conversation.journal import Entry, JournalAccess
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import CreationPlanner
@@ -22,7 +23,6 @@ from affinity.conversation.trace import Trace
 from affinity.conversation.views import PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import SessionError
-from affinity.journal import Entry, JournalAccess
 from affinity.orchestration import ActivityContext
 from affinity.records import database_of
 from affinity.session import OpenSession

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar, cast
 
-from affinity import journal as j
 from affinity.batching import Batcher
+from affinity.conversation import journal as j
 from affinity.conversation.store.contract import JournalProvider
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import KernelApp
@@ -49,7 +49,7 @@ class _Ahead(NamedTuple):
 
 
 class WorkerJournals:
-    """The `affinity.journal.JournalAccess` of a worker."""
+    """The `affinity.conversation.journal.JournalAccess` of a worker."""
 
     def __init__(self, services: WorkerServices) -> None:
         self._provider = services.provider

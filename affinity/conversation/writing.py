@@ -9,9 +9,7 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import CallEnded, ChildEnded, EventTypes, JournalEvent, RunEnded, kind_of
-from affinity.conversation.kinds import WAKE_MESSAGE
-from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
-from affinity.journal import (
+from affinity.conversation.journal import (
     HomeLease,
     InstanceStart,
     JournalAccess,
@@ -26,6 +24,8 @@ from affinity.journal import (
     Step,
     WakeEnd,
 )
+from affinity.conversation.kinds import WAKE_MESSAGE
+from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 
 CHILD_ENDED: Final = kind_of(ChildEnded)

@@ -16,6 +16,7 @@ from affinity.conversation.client import Connectable, ConversationConditions, Co
 from affinity.conversation.events import JournalEntry, JournalEvent, OutcomeUpdated
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.inbox import PendingRequest, RequestChange, RequestConditions
+from affinity.conversation.journal import ConversationStatus, Description
 from affinity.conversation.lineage import Ancestor, MadeBy, Summarise
 from affinity.conversation.reading import Kinds
 from affinity.conversation.reply import Reply
@@ -24,7 +25,6 @@ from affinity.conversation.transfer import LeftOut
 from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
 from affinity.errors import Explanation
 from affinity.explain import DrainPreview, SessionLife, UnservedWork
-from affinity.journal import ConversationStatus, Description
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.typed import EventValue, ExternalEvent
 from affinity.paging import Page

@@ -7,7 +7,7 @@ import pytest
 import affinity
 from affinity.agent.transcript import in_order
 from affinity.conversation import SpanStarted, UserMessage
-from affinity.journal import JournalRetention
+from affinity.conversation.journal import JournalRetention
 from tests.conversation.application import stage
 from tests.conversation.lineage_helpers import say, words
 

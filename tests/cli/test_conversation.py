@@ -15,7 +15,7 @@ import affinity
 from affinity.cli.help import MISUSED, REFUSED, TIMED_OUT, UNKNOWN
 from affinity.conversation import ToolEnded, ToolStarted, UserMessage
 from affinity.conversation.command.show import line_of
-from affinity.journal import Description
+from affinity.conversation.journal import Description
 from affinity.limits import MAX_PAGE
 from examples.chat_api.chat import chats
 from tests.cli.conftest import launch, refused, succeed

@@ -11,9 +11,9 @@ import pytest
 from affinity import Client
 from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
+from affinity.conversation.journal import JournalAppend, JournalStart, NewEntry
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import InvalidInput
-from affinity.journal import JournalAppend, JournalStart, NewEntry
 from tests.cli.conftest import Play, document, refused, run, succeed
 from tests.client.conftest import Puppet
 

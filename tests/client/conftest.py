@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from affinity import Client
-from affinity.journal import JournalWrite
+from affinity.conversation.journal import JournalWrite
 from affinity.orchestration.events import Event, OrchestrationCompleted, OrchestrationStarted
 from affinity.orchestration.wire import encode_event
 from affinity.provider import open_provider

@@ -10,9 +10,9 @@ import pytest
 
 from affinity import Client
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation.journal import JournalQuery
 from affinity.conversation.reading import Kinds
 from affinity.errors import InvalidId, InvalidInput
-from affinity.journal import JournalQuery
 from affinity.limits import several as texts_of
 from affinity_conformance.providers.builders import state
 from affinity_conformance.providers.conversation.driver import new_input

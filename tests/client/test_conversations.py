@@ -27,6 +27,7 @@ from affinity.conversation import (
     UserMessage,
 )
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
+from affinity.conversation.journal import JournalWrite, NewEntry, NewRequest, StreamPart, WakeEnd
 from affinity.conversation.kinds import ConversationKind, ConversationLimits
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import (
@@ -41,7 +42,6 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import JournalWrite, NewEntry, NewRequest, StreamPart, WakeEnd
 from affinity.provider.contract import Provider
 from tests.client.conftest import Puppet
 

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from affinity.conversation.inbox import RequestFeed
+from affinity.conversation.journal import OpenRequestPage, Request, RequestFilter
 from affinity.conversation.journals import Journals
-from affinity.journal import OpenRequestPage, Request, RequestFilter
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ import pytest
 
 from affinity.client.changes import Changes
 from affinity.client.parts import ClientServices
+from affinity.conversation.journal import Appended, JournalAppend, NewEntry
 from affinity.conversation.journals import Journals
 from affinity.errors import Contention
-from affinity.journal import Appended, JournalAppend, NewEntry
 from affinity.provider.contract import Hint
 
 pytestmark = pytest.mark.anyio

@@ -11,9 +11,9 @@ from affinity import Client, Start
 from affinity.client import Pages
 from affinity.conversation import ToolConfirmation, UserMessage
 from affinity.conversation.events import EventTypes
+from affinity.conversation.journal import JournalWrite, NewRequest
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import InvalidInput, UnknownInstance
-from affinity.journal import JournalWrite, NewRequest
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.events import GuidCreated
 from affinity.provider.contract import Provider

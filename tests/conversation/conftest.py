@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affinity.conversation.journal import JournalWrite
 from affinity.conversation.writing import WakeWriting
-from affinity.journal import JournalWrite
 
 
 @pytest.fixture(params=["sqlite", "new"])

@@ -26,6 +26,7 @@ from affinity.conversation import (
     attempt,
     writing,
 )
+from affinity.conversation.journal import JournalWrite
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
     AffinityError,
@@ -37,7 +38,6 @@ from affinity.errors import (
     UnknownConversation,
     UnknownEntry,
 )
-from affinity.journal import JournalWrite
 from affinity.limits import MAX_EVENT_BYTES
 from tests.conversation.application import Chat, Handler, Stage, kinds, make, stage, status, until
 

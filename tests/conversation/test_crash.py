@@ -18,9 +18,9 @@ import pytest
 
 from affinity import Client, ConversationHandle
 from affinity.conversation import AgentMessage, FeedItem, JournalEntry, Reply, Retracted, Streamed, UserMessage
+from affinity.conversation.journal import JournalQuery
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import ConnectionLost, UnknownConversation, WaitTimeout
-from affinity.journal import JournalQuery
 from affinity.provider import open_provider
 from affinity.provider.contract import Provider
 from tests.conversation.crash_app import WORDS, Log, crash, fold

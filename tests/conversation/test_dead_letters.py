@@ -10,8 +10,8 @@ import pytest
 import affinity
 from affinity import RetryPolicy
 from affinity.conversation import AgentMessage, ChildEnded, DeadLetters, UserMessage
+from affinity.conversation.journal import JournalRetention
 from affinity.errors import InvalidInput, UnknownEntry, WakeFailed
-from affinity.journal import JournalRetention
 from tests.conversation.application import Chat, make, stage, status, until
 
 pytestmark = pytest.mark.anyio

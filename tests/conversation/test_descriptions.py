@@ -10,6 +10,7 @@ import pytest
 import affinity
 from affinity import Wake
 from affinity.conversation import JournalEntry, UserMessage
+from affinity.conversation.journal import Description
 from affinity.errors import (
     ConversationExists,
     ConversationKindMismatch,
@@ -19,7 +20,6 @@ from affinity.errors import (
     QuotaExceeded,
     UnknownConversation,
 )
-from affinity.journal import Description
 from affinity.limits import MAX_LABELS, MAX_TITLE_BYTES
 from affinity.provider.contract import Quotas
 from tests.conversation.application import Chat, Stage, make, stage

@@ -22,6 +22,7 @@ from affinity.conversation import (
     UserMessage,
     running,
 )
+from affinity.conversation.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, JournalWrite
 from affinity.conversation.journals import Journals
 from affinity.conversation.store.contract import journals_of
 from affinity.conversation.writing import WakeWriting
@@ -33,7 +34,6 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import JournalFilter, JournalInfo, JournalPruning, JournalRetention, JournalWrite
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider import open_provider
 from tests.conversation.application import Chat, echo, make, stage, status, until

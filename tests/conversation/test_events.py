@@ -27,8 +27,8 @@ from affinity.conversation import (
     UserMessage,
 )
 from affinity.conversation.events import BUILT_IN, EventMeta, EventTypes, check_input, check_output, kind_of, meta_of
+from affinity.conversation.journal import Entry
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
-from affinity.journal import Entry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -14,8 +14,8 @@ from affinity import Client, Wake
 from affinity.client import changes
 from affinity.client.changes import AllChanges
 from affinity.conversation import CustomToolUse, RequestEvent, ToolConfirmation, UnknownEvent, UserMessage, inbox
+from affinity.conversation.journal import RequestFilter
 from affinity.errors import ClientError, InvalidInput
-from affinity.journal import RequestFilter
 from tests.conversation.application import Chat, Stage, make, stage
 from tests.conversation.lineage_helpers import LONG
 

@@ -10,9 +10,9 @@ import pytest
 
 from affinity import RuntimeOptions, Wake
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation.journal import Appended, PendingWork
 from affinity.conversation.store.postgres import PART
 from affinity.errors import Contention
-from affinity.journal import Appended, PendingWork
 from affinity.provider import open_provider
 from affinity.provider.contract import (
     FetchOptions,

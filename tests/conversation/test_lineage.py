@@ -18,6 +18,7 @@ from affinity import SessionStore
 from affinity.conversation import AgentMessage, JournalEntry, UserMessage
 from affinity.conversation import wake as waking
 from affinity.conversation.handle import ConversationHandle
+from affinity.conversation.journal import JournalQuery
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import (
     ConnectionLost,
@@ -30,7 +31,6 @@ from affinity.errors import (
     UnknownEntry,
     WakeFailed,
 )
-from affinity.journal import JournalQuery
 from affinity.provider.contract import Quotas
 from affinity.session import SessionRecord, SessionState
 from affinity.session.transfer import ImportTimes

@@ -13,9 +13,9 @@ import pytest
 from affinity.conversation import AgentMessage, JournalEntry, Retracted, Streamed, ToolConfirmation
 from affinity.conversation.events import EventTypes
 from affinity.conversation.follow import FeedItem, FeedPosition, PageReader, read_position
+from affinity.conversation.journal import Entry, JournalPage, JournalWake, StreamCursor, StreamPart
 from affinity.conversation.reply import Reply, check_awaited
 from affinity.errors import ConversationTerminated, EntriesRemoved, InvalidInput, UnknownEntry, WakeFailed
-from affinity.journal import Entry, JournalPage, JournalWake, StreamCursor, StreamPart
 
 TYPES = EventTypes()
 AT = datetime(2026, 11, 23, tzinfo=UTC)

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from affinity.conversation.journal import StreamPart
 from affinity.conversation.stream import (
     MAX_PART,
     Streamed,
@@ -21,7 +22,6 @@ from affinity.conversation.stream import (
     read_part,
 )
 from affinity.errors import ConnectionLost, Contention, DataRefused, NotSerializable, PayloadTooLarge
-from affinity.journal import StreamPart
 from affinity.limits import MAX_STREAM_BYTES, MAX_STREAMED_ARGUMENTS, MAX_STREAMED_TOOLS
 from tests.support.waiting import until
 

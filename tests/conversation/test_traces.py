@@ -28,8 +28,8 @@ from affinity.conversation import (
     UserMessage,
     shown_trace,
 )
+from affinity.conversation.journal import journal_writes
 from affinity.errors import SessionWriteConflict
-from affinity.journal import journal_writes
 from affinity.provider.contract import WorkLock
 from affinity.records import CommitPart
 from affinity.session import StateWrite

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from affinity.journal import PendingWork
+from affinity.conversation.journal import PendingWork
 from affinity.provider.contract import (
     OrchestrationItem,
     Provider,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from affinity.conversation.store.contract import journals_of
-from affinity.journal import (
+from affinity.conversation.journal import (
     SEQ_MARK,
     Answer,
     Appended,
@@ -20,6 +19,7 @@ from affinity.journal import (
     PendingWork,
     WakeEnd,
 )
+from affinity.conversation.store.contract import journals_of
 from tests.model import steps as do
 from tests.model.cluster_state import NAMES, ClusterState, SimulatedWorker, expect
 

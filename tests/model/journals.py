@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from affinity.journal import JournalAppend, JournalWake, JournalWrite, NewEntry
+from affinity.conversation.journal import JournalAppend, JournalWake, JournalWrite, NewEntry
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
-from affinity.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite, journal_writes
+from affinity.conversation.journal import SEQ_MARK, JournalAppend, JournalStart, JournalWrite, journal_writes
 from affinity.provider.contract import (
     FINISHED,
     Generation,

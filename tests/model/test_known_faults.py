@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from affinity.conversation.journal import Appended, JournalAppend, PendingWork, journal_writes
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import Appended, JournalAppend, PendingWork, journal_writes
 from affinity.provider.contract import (
     Delivery,
     Generation,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from affinity.journal import Entry
+from affinity.conversation.journal import Entry
 from affinity.orchestration import events as ev
 from affinity.provider.contract import EventOrigin, InstanceInfo
 from affinity.provider.contract.instances import Generation

@@ -23,10 +23,10 @@ from pydantic import BaseModel
 from affinity import ActivityContext, App, Client, Conversations, OrchestrationContext, Wake, Worker
 from affinity.conversation import AgentMessage, UserMessage, events
 from affinity.conversation.events import EventTypes
+from affinity.conversation.journal import JournalCreation
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.errors import InvalidId, OrchestrationCancelled
-from affinity.journal import JournalCreation
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_UNREAD_EVENTS
 from affinity.orchestration import events as history
 from affinity.orchestration.wire import encode_message

@@ -12,10 +12,7 @@ import anyio
 import psycopg
 import pytest
 
-from affinity.conversation.store import listing
-from affinity.conversation.store.contract import journals_of
-from affinity.errors import ConnectionLost
-from affinity.journal import (
+from affinity.conversation.journal import (
     Answer,
     Description,
     JournalAppend,
@@ -35,6 +32,9 @@ from affinity.journal import (
     StreamPart,
     WakeEnd,
 )
+from affinity.conversation.store import listing
+from affinity.conversation.store.contract import journals_of
+from affinity.errors import ConnectionLost
 from affinity.provider.contract import InstanceUpdate, OrchestrationItem, WorkAck, WorkItem
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.changes import _ChangeListener, notices_of

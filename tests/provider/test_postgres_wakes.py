@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, LiteralString, TypeAlias
 import psycopg
 import pytest
 
+from affinity.conversation.journal import JournalCreation, JournalRange, NewEntry, NewRequest, journal_writes
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import JournalCreation, JournalRange, NewEntry, NewRequest, journal_writes
 from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.contract import (
     Generation,

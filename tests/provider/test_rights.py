@@ -35,11 +35,11 @@ from affinity.cli import main
 from affinity.client import requests
 from affinity.console import create
 from affinity.conversation import UserMessage
+from affinity.conversation.journal import JournalCreation
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.conversation.store.contract import journals_of
 from affinity.conversation.store.postgres.lineage import creation_document
 from affinity.errors import AccessDenied, InvalidOptions, OrchestrationCancelled
-from affinity.journal import JournalCreation
 from affinity.provider import change_rights, open_provider
 from affinity.provider.contract import (
     FINISHED,

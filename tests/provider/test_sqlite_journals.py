@@ -17,8 +17,8 @@ from typing import Final, LiteralString
 import anyio
 import pytest
 
+from affinity.conversation.journal import Answer, NewRequest, RequestFilter, StreamCursor
 from affinity.conversation.store.sqlite import admin, requests
-from affinity.journal import Answer, NewRequest, RequestFilter, StreamCursor
 from affinity.provider.sqlite import Clock, SqliteProvider
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.statements import with_parts
@@ -51,7 +51,7 @@ CROWD: Final = (
 WRITER: Final = """
 import asyncio, sys, time
 from pathlib import Path
-from affinity.journal import JournalQuery, StreamPart
+from affinity.conversation.journal import JournalQuery, StreamPart
 from affinity.provider.sqlite import SqliteProvider
 
 async def main():

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 import affinity
 from affinity.client import IfEnded
 from affinity.conversation import AgentMessage, ConfirmationAnswer, JournalEntry, ToolConfirmation, UserMessage
+from affinity.conversation.journal import JournalRetention
 from affinity.errors import (
     AffinityError,
     ClientError,
@@ -27,7 +28,6 @@ from affinity.errors import (
     UnknownInstance,
     WaitTimeout,
 )
-from affinity.journal import JournalRetention
 from affinity.provider.contract import FINISHED
 from tests.programs.tables import Row, Tables, parsed
 from tests.races.driver import Area, Operation, Stage, State

@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 import affinity
 from affinity.conversation import AgentMessage, UserMessage
+from affinity.conversation.journal import JournalWrite, PendingWork
 from affinity.conversation.store.contract import journals_of
 from affinity.conversation.worker import READ_AHEAD_SECONDS, WorkerJournals
 from affinity.errors import ConnectionLost, DataRefused, SessionError
-from affinity.journal import JournalWrite, PendingWork
 from affinity.orchestration.engine import Step
 from affinity.orchestration.events import ActivityCompleted, Event
 from affinity.provider.contract import Token, WorkKey, WorkLock

@@ -12,8 +12,16 @@ import pytest
 
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Worker
 from affinity.conversation.access import journals_in
+from affinity.conversation.journal import (
+    Appended,
+    JournalAppend,
+    JournalQuery,
+    JournalStart,
+    JournalWrite,
+    NewEntry,
+    WakeEnd,
+)
 from affinity.errors import InvalidApp, InvalidOptions
-from affinity.journal import Appended, JournalAppend, JournalQuery, JournalStart, JournalWrite, NewEntry, WakeEnd
 from affinity.orchestration.definitions import Prefetch
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message

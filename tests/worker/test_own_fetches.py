@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from affinity import App, RuntimeOptions
+from affinity.conversation.journal import PendingWork
 from affinity.conversation.worker import ConversationPart
 from affinity.errors import Contention
-from affinity.journal import PendingWork
 from affinity.orchestration.definitions import Prefetch
 from affinity.provider.contract import (
     FetchOptions,

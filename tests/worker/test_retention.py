@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from affinity import App, Client, OrchestrationContext, RuntimeOptions, Start, Worker
+from affinity.conversation.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
 from affinity.conversation.store.contract import journals_of
 from affinity.errors import InvalidInput, UnknownInstance
-from affinity.journal import JournalAppend, JournalQuery, JournalStart, NewEntry
 from affinity.provider import open_provider
 from affinity.worker import maintenance
 from tests.support.waiting import started, until

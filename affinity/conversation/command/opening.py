@@ -11,9 +11,9 @@ from affinity.cli.shell import Shell, with_client
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.client import ConversationCalls
 from affinity.conversation.events import EventTypes, unknown_fields
+from affinity.conversation.journal import JournalQuery
 from affinity.conversation.kinds import NOUN, ConversationKind
 from affinity.errors import UnknownConversation
-from affinity.journal import JournalQuery
 from affinity.limits import check_id
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from affinity.cli.shell import Shell, command, confirm
 from affinity.conversation import ConversationHandle, Reply
 from affinity.conversation.command.opening import event_of, with_conversation
 from affinity.conversation.handle import DELETE_SECONDS
-from affinity.journal import Description
+from affinity.conversation.journal import Description
 from affinity.orchestration.definitions import MISSING
 
 F = TypeVar("F", bound=Callable[..., Any])

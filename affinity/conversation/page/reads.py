@@ -29,12 +29,12 @@ from affinity.conversation import (
 from affinity.conversation.client import ConversationCalls, ConversationInfo, info_of
 from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.conversation.inbox import PendingRequest
+from affinity.conversation.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, StreamCursor
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.stream import StreamItem, read_part
 from affinity.conversation.views import request_of, revisit_of
 from affinity.errors import UnknownEntry, UnknownInstance
-from affinity.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, StreamCursor
 
 ENTRIES: Final = 50
 """Entries on a page."""

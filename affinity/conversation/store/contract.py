@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, cast
 
-from affinity.journal import (
+from affinity.conversation.journal import (
     Appended,
     CreationResult,
     Description,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from affinity.journal import JournalLineage, JournalRange
+from affinity.conversation.journal import JournalLineage, JournalRange
 from affinity.provider.rows import to_record
 from affinity.records import labels_of
 

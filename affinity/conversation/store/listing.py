@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, LiteralString, TypeAlias
 
+from affinity.conversation.journal import JournalFilter, JournalInfo, OpenRequestPage, RequestFilter
 from affinity.conversation.store.rows import to_journal_info, to_request
-from affinity.journal import JournalFilter, JournalInfo, OpenRequestPage, RequestFilter
 from affinity.limits import MAX_BELOW, MAX_PAGE
 from affinity.provider.rows import Time
 

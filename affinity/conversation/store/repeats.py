@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 
 from pydantic_core import from_json
 
-from affinity.journal import META_FIELD, Appended, Entry, JournalAppend, JournalPage, JournalQuery, NewEntry
+from affinity.conversation.journal import (
+    META_FIELD,
+    Appended,
+    Entry,
+    JournalAppend,
+    JournalPage,
+    JournalQuery,
+    NewEntry,
+)
 
 ReadJournal: TypeAlias = Callable[[Sequence[JournalQuery]], Awaitable[Sequence[JournalPage | None]]]
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.journal import JournalRetention
+from affinity.conversation.journal import JournalRetention
 from affinity.provider.contract import Retention
 
 logger: logging.Logger = logging.getLogger("affinity.worker")

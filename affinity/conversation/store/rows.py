@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinity.journal import JournalInfo, Request
+from affinity.conversation.journal import JournalInfo, Request
 from affinity.provider.rows import Columns, Time, to_record
 from affinity.records import labels_of
 

@@ -1,4 +1,4 @@
--- Journals of sessions: see affinity/journal.py.
+-- Journals of sessions: see affinity/conversation/journal.py.
 
 -- session_id: NULL when it was deleted, and forks continue it. base_id, base_seq: the journal that it continues, after that
 -- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
@@ -93,7 +93,7 @@ CREATE INDEX journal_entries_by_origin ON journal_entries (origin_id, origin_seq
 CREATE INDEX journal_entries_by_wake ON journal_entries (journal_id, wake_id, seq) WHERE wake_id IS NOT NULL;
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 
--- How attempts of wakes have ended (`JournalWake` in affinity/journal.py). seq: the last entry. base, processed: the watermark
+-- How attempts of wakes have ended (`JournalWake`). seq: the last entry. base, processed: the watermark
 -- before and behind it, which only grows: so the key has them in the order of their entries.
 CREATE TABLE journal_wakes (
     journal_id INTEGER NOT NULL,

@@ -9,8 +9,8 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.conversation.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.conversation.store.listing import list_portions
-from affinity.journal import Description, JournalFilter, JournalInfo, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS
 from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, LiteralString, NamedTuple
 
+from affinity.conversation.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
 from affinity.conversation.store.postgres.journals import append_params
 from affinity.conversation.store.postgres.lineage import creation_document
-from affinity.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
 from affinity.provider.contract import Turn
 from affinity.provider.postgres.commit_parts import AckCalls, Columns, CommitCalls, LoneCall, Parking, PostgresCommit
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import Entry, PendingWork
+from affinity.conversation.journal import Entry, PendingWork
 from affinity.limits import MAX_FETCHED_INPUT
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.wire import Params, Row

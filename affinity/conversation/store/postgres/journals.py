@@ -13,9 +13,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg.types.numeric import Int8
 
-from affinity.conversation.store.repeats import refuse_other_events
-from affinity.errors import Contention
-from affinity.journal import (
+from affinity.conversation.journal import (
     Appended,
     Entry,
     JournalAppend,
@@ -30,6 +28,8 @@ from affinity.journal import (
     StreamCursor,
     StreamPart,
 )
+from affinity.conversation.store.repeats import refuse_other_events
+from affinity.errors import Contention
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import Hint
 from affinity.provider.postgres.actions import with_shares

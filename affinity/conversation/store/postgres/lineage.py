@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from affinity.conversation.journal import CreationResult, InheritedRequest, JournalCreation, JournalLineage
 from affinity.conversation.store.lineage import to_lineage
 from affinity.errors import AccessDenied
-from affinity.journal import CreationResult, InheritedRequest, JournalCreation, JournalLineage
 from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.conversation.journal import OpenRequestPage, RequestFilter
 from affinity.conversation.store import listing
-from affinity.journal import OpenRequestPage, RequestFilter
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.statements import load_statements, with_parts

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
+from affinity.conversation.journal import JournalRetention
 from affinity.conversation.store.postgres.admin import prune_journals
 from affinity.conversation.store.resting import ENTRIES, JOURNALS, entry_bounds, first_rows, log_removed, resting_bound
-from affinity.journal import JournalRetention
 from affinity.limits import SWEEP_EVENTS, SWEEP_LOOK
 from affinity.provider.contract import Retention
 from affinity.provider.postgres.driver.arrays import Ints

@@ -11,7 +11,7 @@ from typing import Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.journal import StreamPart
+from affinity.conversation.journal import StreamPart
 from affinity.provider.postgres.changes import channel_of, notices_of
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.operations import Database

@@ -1,10 +1,10 @@
--- Journals of sessions: see affinity/journal.py.
+-- Journals of sessions: see affinity/conversation/journal.py.
 
 -- session_id: NULL when it was deleted, and other journals continue it. base_id, base_seq: the journal that it continues, up
 -- to that number. first_seq: the first entry that is kept. size: bytes of the payloads of its own entries. dropped_seq: the
 -- last entry that dropped requests. ended_wake, ended_attempt: the last attempt whose stream has ended. oldest_at: no
 -- entry of its own is older. home: the session on whose lease the wakes run; NULL: its own. lineage, operator, extras: how it
--- was made from others (`JournalCreation` in affinity/journal.py). title, owner, labels: its `Description`. All that changes
+-- was made from others (`JournalCreation`). title, owner, labels: its `Description`. All that changes
 -- with each entry is in no index.
 CREATE TABLE journals (
     journal_id bigint PRIMARY KEY,
@@ -77,7 +77,7 @@ CREATE INDEX journal_entries_wake ON journal_entries (journal_id, wake_id, seq) 
 CREATE INDEX journal_entries_inputs ON journal_entries (journal_id, seq) WHERE is_input;
 CREATE INDEX journal_entries_origin ON journal_entries (origin_id, origin_seq) WHERE origin_id IS NOT NULL;
 
--- How attempts of wakes have ended (`JournalWake` in affinity/journal.py). seq: the last entry. base, processed: the watermark
+-- How attempts of wakes have ended (`JournalWake`). seq: the last entry. base, processed: the watermark
 -- before and behind it, which only grows: so the key has them in the order of their entries.
 CREATE TABLE journal_wakes (
     journal_id bigint NOT NULL,

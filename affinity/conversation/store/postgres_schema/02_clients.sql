@@ -1,7 +1,7 @@
 -- What a client may write to journals, by functions that check all that they are given: see
 -- affinity/provider/postgres/schema/12_clients.sql.
 
--- Refuses a description but a title, an owner and labels (`check_description` in affinity/journal.py).
+-- Refuses a description but a title, an owner and labels (`check_description`).
 CREATE FUNCTION check_client_description(_about jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT has_fields(jsonb_strip_nulls(_about), '{"title": "string", "owner": "string", "labels": "object"}')

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
-from affinity.journal import Description, JournalFilter, JournalPruning, JournalRetention
+from affinity.conversation.journal import Description, JournalFilter, JournalPruning, JournalRetention
 from affinity.limits import PRUNE_LOOK_SECONDS, PRUNE_STEP_SECONDS, PRUNE_WINDOW
 from affinity.provider.sqlite.driver.transaction import Row, Tx, to_json
 from affinity.provider.statements import load_statements

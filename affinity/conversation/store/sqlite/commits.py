@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from affinity.conversation.journal import InstanceStart, JournalWrite, journal_writes
 from affinity.conversation.store.sqlite import admin, journals, lineage, streams
 from affinity.conversation.store.sqlite.rows import EntryWriter, Head, read_heads, read_numbers
-from affinity.journal import InstanceStart, JournalWrite, journal_writes
 from affinity.provider.contract import Generation, NewInstance
 from affinity.provider.sqlite import messages
 from affinity.provider.sqlite.driver.transaction import Tx, to_json

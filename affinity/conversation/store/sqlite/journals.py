@@ -9,17 +9,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from affinity.conversation.store.sqlite import streams
-from affinity.conversation.store.sqlite.rows import (
-    EntryWriter,
-    Head,
-    Numbers,
-    Segment,
-    read_heads,
-    read_numbers,
-    read_segments,
-)
-from affinity.journal import (
+from affinity.conversation.journal import (
     PARKED_MARK,
     REFUSAL_MARK,
     SEQ_MARK,
@@ -38,6 +28,16 @@ from affinity.journal import (
     Request,
     Revisit,
     Step,
+)
+from affinity.conversation.store.sqlite import streams
+from affinity.conversation.store.sqlite.rows import (
+    EntryWriter,
+    Head,
+    Numbers,
+    Segment,
+    read_heads,
+    read_numbers,
+    read_segments,
 )
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
 from affinity.provider.contract import FINISHED, Generation, NewInstance, NewMessage

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.conversation.store.lineage import to_lineage
-from affinity.conversation.store.sqlite import journals
-from affinity.journal import (
+from affinity.conversation.journal import (
     SEQ_MARK,
     CreationOutcome,
     CreationResult,
@@ -16,6 +14,8 @@ from affinity.journal import (
     JournalRange,
     JournalWrite,
 )
+from affinity.conversation.store.lineage import to_lineage
+from affinity.conversation.store.sqlite import journals
 from affinity.provider.contract import NewMessage
 from affinity.provider.sqlite import messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant

@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Final
 
+from affinity.conversation.journal import OpenRequestPage, RequestFilter
 from affinity.conversation.store import listing
-from affinity.journal import OpenRequestPage, RequestFilter
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements, with_parts

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
+from affinity.conversation.journal import JournalRetention
 from affinity.conversation.store.resting import ENTRIES, JOURNALS, entry_bounds, first_rows, log_removed, resting_bound
 from affinity.conversation.store.sqlite import admin
-from affinity.journal import JournalRetention
 from affinity.limits import SWEEP_EVENTS, SWEEP_LOOK
 from affinity.provider.contract import Retention
 from affinity.provider.rounds import RoundKind, Step

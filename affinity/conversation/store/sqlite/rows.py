@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from affinity.journal import Description, NewEntry
+from affinity.conversation.journal import Description, NewEntry
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from affinity.conversation.journal import StreamCursor, StreamPart
 from affinity.conversation.store.sqlite.rows import Head
-from affinity.journal import StreamCursor, StreamPart
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
 

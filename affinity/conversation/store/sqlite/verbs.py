@@ -6,10 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from affinity.conversation.store.listing import list_portions
-from affinity.conversation.store.repeats import refuse_other_events
-from affinity.conversation.store.sqlite import admin, journals, streams
-from affinity.journal import (
+from affinity.conversation.journal import (
     Appended,
     JournalAppend,
     JournalFilter,
@@ -18,6 +15,9 @@ from affinity.journal import (
     JournalRetention,
     StreamPart,
 )
+from affinity.conversation.store.listing import list_portions
+from affinity.conversation.store.repeats import refuse_other_events
+from affinity.conversation.store.sqlite import admin, journals, streams
 from affinity.provider.contract import Hint, ProviderConnection
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from affinity.conversation.store import listing
-from affinity.journal import (
+from affinity.conversation.journal import (
     EndOutcome,
     JournalFilter,
     JournalPruning,
@@ -17,6 +16,7 @@ from affinity.journal import (
     OpenDelegation,
     WakeEnd,
 )
+from affinity.conversation.store import listing
 from affinity.provider.contract import InstanceUpdate
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import state, work_item

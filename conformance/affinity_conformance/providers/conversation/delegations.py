@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from affinity.conversation.journal import InstanceStart, OpenDelegation
 from affinity.conversation.store.postgres import journals as postgres_journals
 from affinity.conversation.store.sqlite import journals as sqlite_journals
-from affinity.journal import InstanceStart, OpenDelegation
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.cluster import Cluster, concurrently
 from affinity_conformance.providers.conversation.driver import (

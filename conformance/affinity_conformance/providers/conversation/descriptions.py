@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affinity.journal import Description, JournalFilter, JournalInfo
+from affinity.conversation.journal import Description, JournalFilter, JournalInfo
 from affinity.provider.contract import Quotas
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import payloads

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from affinity.conversation.store.contract import JournalProvider, journals_of
-from affinity.journal import (
+from affinity.conversation.journal import (
     SEQ_MARK,
     Appended,
     Entry,
@@ -28,6 +27,7 @@ from affinity.journal import (
     StreamPart,
     WakeEnd,
 )
+from affinity.conversation.store.contract import JournalProvider, journals_of
 from affinity.provider.contract import OrchestrationItem, Provider, TurnResult
 from affinity_conformance.providers.builders import ORCHESTRATION, message_ids
 from affinity_conformance.providers.cluster import Cluster

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from affinity.conversation.store.contract import journals_of
-from affinity.journal import (
+from affinity.conversation.journal import (
     Appended,
     CreationResult,
     Description,
@@ -20,6 +19,7 @@ from affinity.journal import (
     RequestFilter,
     StreamCursor,
 )
+from affinity.conversation.store.contract import journals_of
 from affinity.provider.contract import Provider
 from affinity_conformance.providers.builders import payloads
 from affinity_conformance.providers.conversation.driver import (

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from affinity.conversation.journal import JournalRange, JournalWrite, NewRequest, NewRevisit, Step
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import JournalRange, JournalWrite, NewRequest, NewRevisit, Step
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import work_item
 from affinity_conformance.providers.cluster import Cluster

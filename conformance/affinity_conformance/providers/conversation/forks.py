@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from affinity.journal import (
+from affinity.conversation.journal import (
     SEQ_MARK,
     InheritedRequest,
     JournalCreation,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from affinity.conversation.journal import Answer, JournalAppend, NewEntry
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import Answer, JournalAppend, NewEntry
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import InstanceUpdate, NewMessage, Quotas
 from affinity_conformance.providers.base import Rules

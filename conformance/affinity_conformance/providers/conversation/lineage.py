@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from affinity.conversation.store.contract import JournalProvider, journals_of
-from affinity.journal import (
+from affinity.conversation.journal import (
     SEQ_MARK,
     Entry,
     HomeLease,
@@ -23,6 +22,7 @@ from affinity.journal import (
     NewEntry,
     NewRequest,
 )
+from affinity.conversation.store.contract import JournalProvider, journals_of
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.records import DurableResource, ResourceStore
 from affinity.session import RecordTimes

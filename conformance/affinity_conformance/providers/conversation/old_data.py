@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.journal import JournalRetention, NewRequest, NewRevisit, OpenDelegation
+from affinity.conversation.journal import JournalRetention, NewRequest, NewRevisit, OpenDelegation
 from affinity.limits import DRAINED_RETENTION_SECONDS
 from affinity.provider.contract import InstanceUpdate, Retention
 from affinity_conformance.providers.base import Rules

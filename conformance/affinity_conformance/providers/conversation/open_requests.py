@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affinity.conversation.journal import Answer, Description, Request, RequestFilter
 from affinity.conversation.store import listing
-from affinity.journal import Answer, Description, Request, RequestFilter
 from affinity.provider.contract import InstanceUpdate
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.cluster import Cluster

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from affinity.journal import PARKED_MARK, Answer, Appended, JournalAppend, NewEntry, NewRequest
+from affinity.conversation.journal import PARKED_MARK, Answer, Appended, JournalAppend, NewEntry, NewRequest
 from affinity.provider.contract import (
     FINISHED,
     Hint,

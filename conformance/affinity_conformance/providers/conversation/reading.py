@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affinity.journal import JournalQuery, NewEntry, StreamCursor
+from affinity.conversation.journal import JournalQuery, NewEntry, StreamCursor
 from affinity.provider.contract import InstanceUpdate
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.cluster import Cluster

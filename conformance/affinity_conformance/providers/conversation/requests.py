@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from affinity.conversation.journal import Answer, Appended, NewRequest, NewRevisit
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import Answer, Appended, NewRequest, NewRevisit
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import count_rows, new_instance
 from affinity_conformance.providers.cluster import Cluster, concurrently

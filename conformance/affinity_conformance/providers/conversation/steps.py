@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinity.journal import InstanceStart, JournalWrite, Step
+from affinity.conversation.journal import InstanceStart, JournalWrite, Step
 from affinity.provider.contract import Quotas, Token, WorkAck, WorkItem, WorkLock
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import TIMEOUTS, state, state_write

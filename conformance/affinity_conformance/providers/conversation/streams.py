@@ -9,7 +9,7 @@ from functools import partial
 import anyio
 import anyio.lowlevel
 
-from affinity.journal import StreamCursor
+from affinity.conversation.journal import StreamCursor
 from affinity.provider.contract import ChangeWatch
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import message_ids, turn

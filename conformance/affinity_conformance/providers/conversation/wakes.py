@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from affinity.journal import EndOutcome, JournalQuery, JournalRange, JournalWake, NewEntry, WakeEnd
+from affinity.conversation.journal import EndOutcome, JournalQuery, JournalRange, JournalWake, NewEntry, WakeEnd
 from affinity.provider.contract import WorkAck
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import TIMEOUTS, turn

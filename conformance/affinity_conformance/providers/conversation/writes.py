@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from affinity.conversation.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.conversation.store.contract import journals_of
-from affinity.journal import REFUSAL_MARK, JournalAppend, JournalFilter, NewRequest, NewRevisit
 from affinity.provider.contract import NewMessage, Quotas, Token, WorkAck, WorkItem
 from affinity.session import StateWrite
 from affinity_conformance.providers.base import Rules

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from affinity.conversation import FeedItem, JournalEvent, Reply, ToolConfirmation, UserInterrupt
 from affinity.conversation.follow import EntryNumber
+from affinity.conversation.journal import Description
 from affinity.errors import (
     AffinityError,
     Contention,
@@ -33,7 +34,6 @@ from affinity.errors import (
     WaitTimeout,
     WakeFailed,
 )
-from affinity.journal import Description
 from tests.programs.areas.conversations.handler import NAME, Script, make, summarised, talk_id
 from tests.programs.areas.conversations.script import ROOTS, ConversationScript, Do, Op
 from tests.programs.calls import SECONDS, TalkCall

@@ -11,9 +11,9 @@ from pydantic_core import from_json
 from affinity import Client
 from affinity.conversation import DeadLetters, JournalEvent
 from affinity.conversation.events import EventTypes
+from affinity.conversation.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.conversation.reading import all_wakes
 from affinity.conversation.trace import WAKE_SPAN
-from affinity.journal import Entry, JournalLineage, JournalPage, JournalQuery, JournalWake
 from affinity.limits import MAX_PAGE
 from tests.programs.areas.conversations.clients import Export
 from tests.programs.areas.conversations.handler import OWN_EVENTS

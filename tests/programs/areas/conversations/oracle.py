@@ -21,7 +21,7 @@ from affinity.conversation import (
     RunStarted,
     ToolConfirmation,
 )
-from affinity.journal import Entry
+from affinity.conversation.journal import Entry
 from tests.programs.areas.conversations.clients import Export
 from tests.programs.areas.conversations.handler import (
     LIMITS,
