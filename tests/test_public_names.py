@@ -266,6 +266,7 @@ def imported(text: str) -> Iterator[tuple[str, str]]:
 TRACING: Final = (
     "tracing.py",
     "worker/tracing.py",
+    "conversation/trace.py",
     "conversation/wake_span.py",
     "agent/loop.py",
     "agent/tool_calls.py",

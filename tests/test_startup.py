@@ -41,7 +41,7 @@ def test_an_import_of_affinity_is_light() -> None:
         ("App, OrchestrationContext, ActivityContext", {*DATABASES, "prometheus_client", "affinity.client"}),
         ("Client", {*DATABASES, "prometheus_client", "affinity.worker", "affinity.conversation.handle"}),
         ("Conversations, Client", {*DATABASES, "prometheus_client", "affinity.worker.worker"}),
-        ("Worker", {*DATABASES, "click", "affinity.conversation"}),
+        ("Worker", {*DATABASES, "click", "affinity.client", "affinity.conversation.wake", "affinity.audit.acting"}),
     ],
 )
 def test_a_name_brings_what_it_needs(names: str, without: set[str]) -> None:

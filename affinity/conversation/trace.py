@@ -28,7 +28,7 @@ WAKE_SPAN: Final = "wake"
 
 CONVERSATION_ATTRIBUTE: Final = "gen_ai.conversation.id"
 
-_parent: ContextVar[str] = ContextVar("affinity.conversation.span", default=WAKE_SPAN)
+_parent: ContextVar[str] = ContextVar("affinity_conversation_span", default=WAKE_SPAN)
 
 
 def error_of(error: BaseException) -> SpanError:
