@@ -409,9 +409,9 @@ class JournalCreation:
     def size(self) -> int:
         """Characters and bytes of its additions, without copies."""
         state = 0 if self.state is None else len(self.state.state)
-        payloads = [*[each.payload for each in self.entries], *[each.payload for each in self.requests or ()]]
-        payloads += [each.error or "" for each in self.wakes]
-        return state + len(self.extras) + sum([len(each) for each in payloads])
+        payloads = [*[entry.payload for entry in self.entries], *[request.payload for request in self.requests or ()]]
+        payloads += [wake.error or "" for wake in self.wakes]
+        return state + len(self.extras) + sum([len(payload) for payload in payloads])
 
 
 CreationOutcome: TypeAlias = Literal["created", "repeated", "unknown", "beyond", "taken", "over_quota"]
@@ -514,12 +514,14 @@ class JournalWrite(CommitPart):
     @property
     def size(self) -> int:
         """Characters of its payloads, and bytes of the states of its creations."""
-        sent = sum([len(each.entry.payload) for each in self.appends if each.entry is not None])
-        kept = sum([len(each.payload) for each in self.entries]) + sum([len(each.payload) for each in self.requests])
-        created = sum([each.size for each in self.creations])
-        done = sum([len(each.result or "") for each in self.steps])
-        done += sum([len(each.start) for each in self.starts])
-        return kept + sent + created + done + sum([len(each.note) for each in self.revisits])
+        sent = sum([len(append.entry.payload) for append in self.appends if append.entry is not None])
+        kept = sum([len(entry.payload) for entry in self.entries]) + sum(
+            [len(request.payload) for request in self.requests]
+        )
+        created = sum([creation.size for creation in self.creations])
+        done = sum([len(step.result or "") for step in self.steps])
+        done += sum([len(start.start) for start in self.starts])
+        return kept + sent + created + done + sum([len(revisit.note) for revisit in self.revisits])
 
 
 def journal_writes(parts: Iterable[CommitPart]) -> list[JournalWrite]:
@@ -556,7 +558,7 @@ class PendingWork:
     @property
     def open_requests(self) -> Sequence[Request]:
         """The requests that can still be answered."""
-        return [each for each in self.requests if not each.expired]
+        return [request for request in self.requests if not request.expired]
 
 
 @frozen(kw_only=True)

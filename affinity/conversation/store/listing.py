@@ -34,7 +34,7 @@ async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, tim
         rows = await read(where, window, limit - len(found))
         looked += window
         infos = [to_journal_info(columns, time) for _, *columns in rows]
-        found += [each for each in infos if where.has(each)]
+        found += [info for info in infos if where.has(info)]
         if max((place for place, *_ in rows), default=0) < window:
             break
         where = replace(where, after=(infos[-1].created_at, infos[-1].session_id))

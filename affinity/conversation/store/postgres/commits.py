@@ -94,7 +94,7 @@ def ack_calls(parts: Sequence[tuple[int, CommitPart]]) -> AckCalls:
     write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
     append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
     params = {"write_also": _NO_SESSIONS, **params, **fence_params(writes), "append_of": append_of}
-    params["write_ack"] = Ints([numbers[one.session_id] for one in writes])
+    params["write_ack"] = Ints([numbers[write.session_id] for write in writes])
     if start_of := [n for n, one in enumerate(writes, 1) for _ in one.starts]:
         params["start_of"] = Ints(start_of)
     return AckCalls([write, *behind], params)
@@ -128,16 +128,16 @@ def _calls(
     write: LiteralString = f"(SELECT {call_of('write_journals', tuple(columns), _WRITE, only_writes)})"
     params = {_WRITE + name: value for name, value in columns.items()}
     behind: list[LiteralString] = []
-    if any(one.creations or one.home for one in writes):
+    if any(write.creations or write.home for write in writes):
         columns = _creation_params(writes)
         behind.append(f"(SELECT {call_of('create_journals', tuple(columns), _CREATE, only_writes)})")
         params |= {_CREATE + name: value for name, value in columns.items()}
-    if starts := [start for one in writes for start in one.starts]:
+    if starts := [start for write in writes for start in write.starts]:
         columns = _start_params(starts)
         call = call_of("add_instances", tuple(columns), _START, only_starts)
         behind.append(f"(SELECT count(*) FROM {call})")  # noqa: S608 -- literals only
         params |= {_START + name: value for name, value in columns.items()}
-    if appends := [append for one in writes for append in one.appends]:
+    if appends := [append for write in writes for append in write.appends]:
         columns = append_params(appends)
         call = call_of("append_journals", tuple(columns), _APPEND, only_appends)
         params |= {_APPEND + name: value for name, value in columns.items()}
@@ -231,7 +231,9 @@ def _write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) ->
         }
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
-    sent = {one.session_id for write in writes for each in write.appends for one in (each, each.if_refused) if one}
+    sent = {
+        one.session_id for write in writes for append in write.appends for one in (append, append.if_refused) if one
+    }
     if sent or not {write.session_id for write in writes}.issuperset(also):
         params["also"] = Texts(sent.union(also))
     return params
@@ -276,7 +278,7 @@ def _creation_params(writes: Sequence[JournalWrite]) -> Params:
     """The columns of ``create_journals``."""
     creations = [[creation_document(creation) for creation in write.creations] for write in writes]
     return {
-        "creations": Texts(json.dumps(each, ensure_ascii=False) if each else None for each in creations),
+        "creations": Texts(json.dumps(creation, ensure_ascii=False) if creation else None for creation in creations),
         "home": Texts(None if write.home is None else write.home.session_id for write in writes),
         "home_epoch": Ints(None if write.home is None else write.home.epoch for write in writes),
     }
@@ -285,11 +287,11 @@ def _creation_params(writes: Sequence[JournalWrite]) -> Params:
 def _start_params(starts: Sequence[InstanceStart]) -> Params:
     """The columns of ``add_instances``."""
     return {
-        "instance": Texts([each.instance_id for each in starts]),
-        "generation": Texts([each.generation for each in starts]),
-        "name": Texts([each.name for each in starts]),
+        "instance": Texts([start.instance_id for start in starts]),
+        "generation": Texts([start.generation for start in starts]),
+        "name": Texts([start.name for start in starts]),
         "version": Texts([None for _ in starts]),
-        "start": Texts([each.start for each in starts]),
+        "start": Texts([start.start for start in starts]),
     }
 
 
@@ -316,33 +318,43 @@ def _rare(writes: Sequence[JournalWrite]) -> Mapping[str, Sequence[Mapping[str, 
     numbered = list(enumerate(writes, 1))
     return {
         "requests": [
-            {"n": n, "id": one.request_id, "kind": one.kind, "payload": one.payload, "expires_in": one.expires_in}
+            {
+                "n": n,
+                "id": request.request_id,
+                "kind": request.kind,
+                "payload": request.payload,
+                "expires_in": request.expires_in,
+            }
             for n, write in numbered
-            for one in write.requests
+            for request in write.requests
         ],
         "revisits": [
             {
                 "n": n,
-                "key": one.key,
-                "delay": one.delay,
-                "priority": one.priority,
-                "reason": one.reason,
-                "note": one.note,
+                "key": revisit.key,
+                "delay": revisit.delay,
+                "priority": revisit.priority,
+                "reason": revisit.reason,
+                "note": revisit.note,
             }
             for n, write in numbered
-            for one in write.revisits
+            for revisit in write.revisits
         ],
-        "ended_requests": [{"n": n, "id": one} for n, write in numbered for one in write.ended_requests],
-        "ended_revisits": [{"n": n, "key": one} for n, write in numbered for one in write.ended_revisits],
+        "ended_requests": [{"n": n, "id": request_id} for n, write in numbered for request_id in write.ended_requests],
+        "ended_revisits": [{"n": n, "key": key} for n, write in numbered for key in write.ended_revisits],
         "delegations": [
-            {"n": n, "id": one.delegation_id, "child": one.child} for n, write in numbered for one in write.delegations
+            {"n": n, "id": delegation.delegation_id, "child": delegation.child}
+            for n, write in numbered
+            for delegation in write.delegations
         ],
-        "ended_delegations": [{"n": n, "id": one} for n, write in numbered for one in write.ended_delegations],
+        "ended_delegations": [
+            {"n": n, "id": delegation_id} for n, write in numbered for delegation_id in write.ended_delegations
+        ],
         "cleared_steps": [{"n": n} for n, write in numbered if write.clear_steps],
         "steps": [
-            {"n": n, "wake": one.wake_id, "key": one.key, "arguments": one.arguments, "result": one.result}
+            {"n": n, "wake": step.wake_id, "key": step.key, "arguments": step.arguments, "result": step.result}
             for n, write in numbered
-            for one in write.steps
+            for step in write.steps
         ],
     }
 

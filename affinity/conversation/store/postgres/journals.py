@@ -161,7 +161,9 @@ async def read_journal(
         if numbers:
             pages = await read(db, [queries[n] for n in numbers], max_bytes)
             found |= {numbers[n - 1]: page for n, page in pages.items()}
-            max_bytes = max(0, max_bytes - sum([len(one.payload) for page in pages.values() for one in page.entries]))
+            max_bytes = max(
+                0, max_bytes - sum([len(entry.payload) for page in pages.values() for entry in page.entries])
+            )
     return [found.get(n) for n in range(len(queries))]
 
 
@@ -240,25 +242,25 @@ def _input_params(append: JournalAppend) -> Params | None:
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
     """The parameters of ``append_journals``, without the groups that this batch has no use for."""
-    entries = [one.entry for one in appends]
+    entries = [append.entry for append in appends]
     params: dict[str, Any] = {
-        "session": Texts(one.session_id for one in appends),
-        "kind": Texts(one.kind for one in appends),
+        "session": Texts(append.session_id for append in appends),
+        "kind": Texts(append.kind for append in appends),
         "entry_kind": Texts(entry.kind if entry else None for entry in entries),
         "entry": Texts(entry.payload if entry else None for entry in entries),
         "event": Texts(entry.event_id if entry else None for entry in entries),
         "wake": Texts(entry.wake_id if entry else None for entry in entries),
         "input": Bools(entry.is_input if entry else None for entry in entries),
-        "message": Texts(one.message for one in appends),
-        "unread_limit": Ints(one.unread_limit for one in appends),
+        "message": Texts(append.message for append in appends),
+        "unread_limit": Ints(append.unread_limit for append in appends),
     }
-    if any(one.start is not None for one in appends):
+    if any(append.start is not None for append in appends):
         params |= _start_params(appends)
-    if any(one.answers or one.drops or one.closes or one.sender is not None for one in appends):
+    if any(append.answers or append.drops or append.closes or append.sender is not None for append in appends):
         params |= _rare_params(appends)
-    if any(one.journal_id is not None for one in appends):
-        params["journal"] = Ints(one.journal_id for one in appends)
-    rounds = _rounds([one.session_id for one in appends])
+    if any(append.journal_id is not None for append in appends):
+        params["journal"] = Ints(append.journal_id for append in appends)
+    rounds = _rounds([append.session_id for append in appends])
     if (last := max(rounds)) > 1:
         params |= {"round": Ints(rounds), "rounds": Int8(last)}
     return params
@@ -270,10 +272,10 @@ _OF_WAKES: Final = frozenset({"wake", "answer_wake", "sender", "start_parent"})
 
 def _has_more(appends: Sequence[JournalAppend]) -> bool:
     """Whether an append has an argument that is not for clients."""
-    wakes = [one.entry.wake_id for one in appends if one.entry is not None]
-    wakes += [one.answers.wake_id for one in appends if one.answers is not None]
-    wakes += [one.start.parent for one in appends if one.start is not None]
-    return any(name is not None for name in (*wakes, *[one.sender for one in appends]))
+    wakes = [append.entry.wake_id for append in appends if append.entry is not None]
+    wakes += [append.answers.wake_id for append in appends if append.answers is not None]
+    wakes += [append.start.parent for append in appends if append.start is not None]
+    return any(name is not None for name in (*wakes, *[append.sender for append in appends]))
 
 
 def _append_call(params: Params, *, as_client: bool) -> LiteralString:
@@ -284,7 +286,7 @@ def _append_call(params: Params, *, as_client: bool) -> LiteralString:
 
 
 def _start_params(appends: Sequence[JournalAppend]) -> Params:
-    starts = [one.start for one in appends]
+    starts = [append.start for append in appends]
     abouts = [None if start is None else start.about for start in starts]
     described = {"start_about": Texts(json.dumps(about) if about else None for about in abouts)} if any(abouts) else {}
     return described | {
@@ -298,14 +300,14 @@ def _start_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def _rare_params(appends: Sequence[JournalAppend]) -> Params:
-    answers = [one.answers for one in appends]
+    answers = [append.answers for append in appends]
     return {
         "answer": Texts(answer.request_id if answer else None for answer in answers),
         "answer_kind": Texts(answer.kind if answer else None for answer in answers),
         "answer_wake": Texts(answer.wake_id if answer else None for answer in answers),
-        "drops": Bools(one.drops for one in appends),
-        "closes": Bools(one.closes for one in appends),
-        "sender": Texts(one.sender for one in appends),
+        "drops": Bools(append.drops for append in appends),
+        "closes": Bools(append.closes for append in appends),
+        "sender": Texts(append.sender for append in appends),
     }
 
 

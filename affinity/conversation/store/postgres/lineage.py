@@ -70,8 +70,8 @@ def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
             )
             for entry in creation.entries
         ],
-        "requests": None if creation.requests is None else [_request_columns(each) for each in creation.requests],
-        "revisits": [(each.key, each.due_at.isoformat(), *each[2:]) for each in creation.revisits],
+        "requests": None if creation.requests is None else [_request_columns(request) for request in creation.requests],
+        "revisits": [(revisit.key, revisit.due_at.isoformat(), *revisit[2:]) for revisit in creation.revisits],
         "processed": creation.processed,
         "wakes": list(creation.wakes),
         "copies_state": creation.copies_state,

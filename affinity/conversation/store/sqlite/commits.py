@@ -55,10 +55,10 @@ class JournalWriter:
         """Create and append to other journals, and create instances, as accepted."""
         writes = self._passed.values()
         lineage.create_of_wakes(self._tx, [creation for write in writes for creation in write.creations])
-        if starts := [one for write in writes for one in write.starts]:
-            _, outbox = messages.insert_new(self._tx, [_instance(one) for one in starts])
+        if starts := [start for write in writes for start in write.starts]:
+            _, outbox = messages.insert_new(self._tx, [_instance(start) for start in starts])
             messages.send(self._tx, outbox)
-        if appends := [one for write in writes for one in write.appends]:
+        if appends := [append for write in writes for append in write.appends]:
             journals.append_of_wakes(self._tx, appends)
 
     def _fits(self, write: JournalWrite) -> bool:
@@ -77,12 +77,13 @@ def _instance(new: InstanceStart) -> NewInstance:
 
 def _end(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     """Remove the requests, revisits, delegations, streams and steps that the wakes have ended."""
-    requests = [(head.journal_id, one) for head, write in writes for one in write.ended_requests]
-    revisits = [(head.journal_id, one) for head, write in writes for one in write.ended_revisits]
+    requests = [(head.journal_id, request_id) for head, write in writes for request_id in write.ended_requests]
+    revisits = [(head.journal_id, key) for head, write in writes for key in write.ended_revisits]
     tx.many(journals.SQL["resolve"], requests)
     tx.many(SQL["end_revisits"], revisits)
     tx.many(
-        SQL["end_delegations"], [(head.journal_id, one) for head, write in writes for one in write.ended_delegations]
+        SQL["end_delegations"],
+        [(head.journal_id, delegation_id) for head, write in writes for delegation_id in write.ended_delegations],
     )
     tx.many(streams.SQL["clear"], [head.journal_id for head, write in writes if write.clear_stream])
     tx.many(admin.SQL["delete_steps"], [head.journal_id for head, write in writes if write.clear_steps])
@@ -94,7 +95,7 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     requests = []
     revisits = []
     steps = [(head.journal_id, *step) for head, write in writes for step in write.steps]
-    delegations = [(head.journal_id, *one) for head, write in writes for one in write.delegations]
+    delegations = [(head.journal_id, *delegation) for head, write in writes for delegation in write.delegations]
     wakes = []
     for head, write in writes:
         for entry in write.entries:
@@ -110,12 +111,20 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
         if head.dropped > write.processed:
             continue
         requests += [
-            (head.journal_id, one.request_id, one.kind, write.wake_id, head.last_seq, one.expires_in, one.payload)
-            for one in write.requests
+            (
+                head.journal_id,
+                request.request_id,
+                request.kind,
+                write.wake_id,
+                head.last_seq,
+                request.expires_in,
+                request.payload,
+            )
+            for request in write.requests
         ]
         revisits += [
-            (head.journal_id, one.key, one.delay, one.priority, one.reason, one.note, write.wake_id)
-            for one in write.revisits
+            (head.journal_id, revisit.key, revisit.delay, revisit.priority, revisit.reason, revisit.note, write.wake_id)
+            for revisit in write.revisits
         ]
     writer.write()
     tx.many(SQL["request"], requests, {"now": tx.now})

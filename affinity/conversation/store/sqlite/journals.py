@@ -65,7 +65,7 @@ _NO_BOUND: Final = 2**63 - 1
 
 def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
     batch = _AppendBatch(tx, appends)
-    outcomes = [batch.append(one) for one in appends]
+    outcomes = [batch.append(append) for append in appends]
     batch.write()
     return outcomes
 
@@ -132,7 +132,7 @@ class _AppendBatch:
 
     def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
         self._tx = tx
-        session_ids = {one.session_id for one in appends}
+        session_ids = {append.session_id for append in appends}
         self._heads = read_heads(tx, session_ids)
         self._writer = EntryWriter(tx, self._read_numbers(appends))
         rows = tx.gather(SQL["instances"], {"session_ids": to_json(list(session_ids))})
@@ -259,12 +259,12 @@ class _AppendBatch:
         return found is not None and found.kind == answer.kind and answer.wake_id in {None, found.wake_id}
 
     def _read_numbers(self, appends: Sequence[JournalAppend]) -> Numbers:
-        there = [(self._heads.get(one.session_id), one.entry) for one in appends]
+        there = [(self._heads.get(append.session_id), append.entry) for append in appends]
         return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
 
     def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], _Asked]:
         """The answered requests that are pending."""
-        answers = [(self._heads.get(one.session_id), one.answers) for one in appends]
+        answers = [(self._heads.get(append.session_id), append.answers) for append in appends]
         rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
         if not rows:
             return {}
@@ -277,9 +277,9 @@ class _Room:
 
     def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
         self._limits = {
-            one.session_id: one.unread_limit
-            for one in appends
-            if one.unread_limit is not None and one.message is not None
+            append.session_id: append.unread_limit
+            for append in appends
+            if append.unread_limit is not None and append.message is not None
         }
         self._most = quotas.get(tx)
         self._unread: dict[str, int] = {}
@@ -346,9 +346,9 @@ class _Inputs(NamedTuple):
 
 def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit]) -> PendingWork:
     now = instant(tx.now)
-    due = [each for each in revisits if each.due_at <= now]
-    times = [each.due_at for each in revisits if each.due_at > now]
-    times += [each.expires_at for each in requests if each.expires_at is not None and not each.expired]
+    due = [revisit for revisit in revisits if revisit.due_at <= now]
+    times = [revisit.due_at for revisit in revisits if revisit.due_at > now]
+    times += [request.expires_at for request in requests if request.expires_at is not None and not request.expired]
     return PendingWork(
         journal_id=head.journal_id,
         kind=head.kind,
@@ -486,8 +486,10 @@ def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
 def _segments(tx: Tx, head: Head, after: int, before: int, *, newest_first: bool = False) -> list[Segment]:
     """A range of a journal's numbers, in parts that are in one row of ``journals`` each."""
     segments = read_segments(tx, head) if (head.base_seq or 0) > after else [Segment(head.journal_id, 0, head.last_seq)]
-    parts = [Segment(each.journal_id, max(after, each.after), min(before - 1, each.upto)) for each in segments]
-    found = [each for each in parts if each.after < each.upto]
+    parts = [
+        Segment(segment.journal_id, max(after, segment.after), min(before - 1, segment.upto)) for segment in segments
+    ]
+    found = [part for part in parts if part.after < part.upto]
     return found if newest_first else found[::-1]
 
 
@@ -534,7 +536,7 @@ def _find_wake(tx: Tx, head: Head, seq: int) -> JournalWake | None:
     values = {"input": seq, "mark": min(seq, head.processed), "from": 0 if seq <= head.processed else head.last_seq}
     after = max(seq, head.first_seq - 1, head.base_seq or 0 if seq > head.processed else 0)
     segments = _segments(tx, head, after, head.last_seq + 1)
-    found = [tx.row(SQL["reply"], {**each._asdict(), **values}) for each in segments]
+    found = [tx.row(SQL["reply"], {**segment._asdict(), **values}) for segment in segments]
     return next((JournalWake(*row) for row in found if row is not None), None)
 
 

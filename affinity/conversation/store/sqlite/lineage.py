@@ -191,11 +191,18 @@ def _add_requests(tx: Tx, creation: JournalCreation) -> None:
         tx.run(SQL["copy_requests"], values)
     else:
         rows = [
-            (*each[:5], each.created_at.timestamp(), None if each.expires_at is None else each.expires_at.timestamp())
-            for each in creation.requests
+            (
+                *request[:5],
+                request.created_at.timestamp(),
+                None if request.expires_at is None else request.expires_at.timestamp(),
+            )
+            for request in creation.requests
         ]
         tx.many(SQL["add_requests"], rows, values)
-    revisits = [(creation.start.journal_id, each.key, each.due_at.timestamp(), *each[2:]) for each in creation.revisits]
+    revisits = [
+        (creation.start.journal_id, revisit.key, revisit.due_at.timestamp(), *revisit[2:])
+        for revisit in creation.revisits
+    ]
     tx.many(SQL["add_revisits"], revisits)
 
 
@@ -204,7 +211,7 @@ def _has_work(tx: Tx, session_id: str) -> bool:
     (work,) = journals.get_pending(tx, [session_id], limit=1, max_bytes=1)
     if work is None:
         return False
-    return bool(work.inputs or work.revisits) or any(each.expires_at is not None for each in work.requests)
+    return bool(work.inputs or work.revisits) or any(request.expires_at is not None for request in work.requests)
 
 
 def get(tx: Tx, session_id: str) -> list[JournalLineage]:
