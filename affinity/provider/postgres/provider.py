@@ -71,8 +71,8 @@ class PostgresProvider(Database):
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
     * A verb that users call (`acts`) does the shares of guests by the same statement, while an actor is stated.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
-      ``worker_queue``, ``sessions``, ``session_states``, ``journals``, each by key. A statement that locks rows out of
-      that order skips locked ones.
+      ``worker_queue``, ``sessions``, ``session_states``, and the rows of guests, each by key. A statement that locks
+      rows out of that order skips locked ones.
     * A condition that decides is in the ``WHERE`` of the statement that locks or writes its row. After a lock wait
       PostgreSQL checks it again, with the row and the time as they are then.
     """
