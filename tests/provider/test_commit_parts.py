@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 
-from affinity.errors import InvalidOptions
 from affinity.provider import open_provider
 from affinity.provider.contract import Incarnation, WorkAck, WorkerIdentity
 from affinity.provider.postgres import parts as postgres_parts
@@ -182,10 +181,3 @@ async def test_acks_commit_parts_of_several_guests_or_nothing(peer: Peer, notes:
     acks = [WorkAck(lock=lock, message="done", parts=of_ack) for lock, of_ack in zip(locks, parts, strict=True)]
     assert list(await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS)) == [False, True, True]
     assert (notes(), await owner.conversation.texts()) == ([("s", 1), ("t", 1)], ["hello", "answer"])
-
-
-async def test_a_provider_that_does_not_know_a_guest_says_so(peer: Peer) -> None:
-    at = await peer.own("i")
-    with pytest.raises(InvalidOptions, match="cannot commit what 'notes' adds"):
-        await peer.commit_one(at, parts=[Note(session_id="s")])
-    assert (await peer.commit_one(at)).committed

@@ -80,6 +80,8 @@ Easy to get wrong
       the next, in the same transaction, whatever removes it: also beside an add, or another removal.
     * Session state. A write without a lease begins a new epoch before it changes the record; `affinity.records` has all
       fences.
+    * Parts of guests. A call with a `CommitPart` of a guest that the provider does not know raises `InvalidOptions`,
+      and nothing of its batch is written.
     * Prefetches. `WorkFetch.prefetched` saves activities a read, and may be empty. It is read in the transaction that
       locks the item, or after it.
     * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a

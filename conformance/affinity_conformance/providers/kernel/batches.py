@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from affinity.provider.contract import InstanceUpdate, NewMessage, Release, Token, WorkItem, WorkLock
+import pytest
+
+from affinity.errors import InvalidOptions
+from affinity.provider.contract import InstanceUpdate, NewMessage, Release, Token, WorkAck, WorkItem, WorkLock
+from affinity.records import CommitPart, frozen
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import (
     ITEM_LOCK,
@@ -18,6 +23,26 @@ from affinity_conformance.providers.builders import (
     work_item,
 )
 from affinity_conformance.providers.cluster import Cluster
+
+
+@frozen(kw_only=True)
+class UnknownPart(CommitPart):
+    """A part of a guest that no provider knows."""
+
+    guest = "nobody"
+    noun = "parts of nobody"
+
+    session_id: str = "s"
+
+    @property
+    def sessions(self) -> Sequence[str]:
+        """The session."""
+        return [self.session_id]
+
+    @property
+    def size(self) -> int:
+        """Nothing."""
+        return 0
 
 
 class BatchRules(Rules):
@@ -53,6 +78,21 @@ class BatchRules(Rules):
         first, bad, last = await a.take_all()
         assert await a.give_back(first, forged(bad), last) == [True, False, True]
         assert sorted(item.lock.key for item in await a.take_all()) == sorted([first.lock.key, last.lock.key])
+
+    async def test_parts_of_an_unknown_guest_are_refused_with_their_batch(self, cluster: Cluster) -> None:
+        """Rather than lost: nothing of the batch is written (contract: easy to get wrong, parts of guests)."""
+        a = await cluster.worker("a")
+        first, second = await a.own("i"), await a.own("k")
+        await cluster.enqueue(None)
+        item = await a.take_one()
+        ack = WorkAck(lock=item.lock, message="done", parts=[UnknownPart()])
+        for batch in ([turn(first, parts=[UnknownPart()])], [turn(second), turn(first, parts=[UnknownPart()])]):
+            with pytest.raises(InvalidOptions):
+                await a.commit(*batch)
+        with pytest.raises(InvalidOptions):
+            await a.provider.ack_work_item(a.identity, [ack], TIMEOUTS)
+        assert [result.committed for result in await a.commit(turn(first), turn(second))] == [True, True]
+        assert await a.ack(item) == [True]
 
     async def test_turns_are_committed_one_by_one(self, cluster: Cluster) -> None:
         """A refused turn of a commit changes nothing of the other turns (contract: commit_turn)."""
