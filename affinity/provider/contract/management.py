@@ -93,8 +93,8 @@ class Quotas:
 
     instances: int | None = None  # in the database, ended ones and children included
     unread_events: int | None = None  # of one instance, on top of `limits.MAX_UNREAD_EVENTS`
-    # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it. Of a journal:
-    # the messages of its inputs, and nothing else.
+    # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it. Of what guests
+    # keep: the messages that they send, and nothing else.
     instance_bytes: int | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, LiteralString
 
 from psycopg.types.numeric import Int8
@@ -111,6 +111,5 @@ def _bounds(older_than: float, place: Any) -> Mapping[str, Any]:
     }
 
 
-@cache
 def _old_records() -> LiteralString:
     return with_conditions(_SQL["old_records"], expressions("needs_record").values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, LiteralString
 
 from affinity.limits import SWEEP_LOOK
@@ -110,7 +110,6 @@ def _bounds(tx: Tx, older_than: float, place: Any) -> Mapping[str, Any]:
     }
 
 
-@cache
 def _statement() -> LiteralString:
     conditions = [part.needs_record for part in parts().values() if part.needs_record is not None]
     return with_conditions(SQL["old_records"], conditions)
