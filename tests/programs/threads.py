@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
@@ -41,6 +41,12 @@ class InThread:
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **named: Any) -> Any:
-            return await anyio.to_thread.run_sync(partial(getattr(self._of, name), *args, **named))
+            return await anyio.to_thread.run_sync(partial(_call, getattr(self._of, name), *args, **named))
 
         return call
+
+
+def _call(method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Call it; all rows of a listing, as its async form returns them when it is awaited."""
+    found = method(*args, **named)
+    return list(found) if isinstance(found, affinity.sync.Pages) else found
