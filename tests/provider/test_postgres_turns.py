@@ -10,10 +10,12 @@ import psycopg
 import pytest
 
 from affinity.errors import Contention
-from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkItem
-from affinity.provider.postgres import PostgresProvider, turns
+from affinity.provider.contract import OrchestrationItem, Token, Turn, TurnResult, WorkAck, WorkItem
+from affinity.provider.postgres import PostgresProvider, parts, turns
+from affinity.provider.postgres.commit_parts import AckCalls, CommitCalls, PostgresCommit
 from affinity.provider.postgres.driver.wire import Params, Row
-from affinity_conformance.providers.builders import turn, work_item
+from affinity.records import CommitPart
+from affinity_conformance.providers.builders import TIMEOUTS, turn, work_item
 from affinity_conformance.providers.peer import Peer
 from tests.provider.postgres_stage import administrator, opened, registered
 
@@ -313,3 +315,54 @@ async def test_work_that_was_asked_to_stay_here_is_placed_where_it_belongs(
     assert place.item is None
     assert place.holder == {"somebody's": "b", "draining": "a", "delayed": "a"}.get(spoil)
     assert admin.execute("SELECT activity_id, lock_token FROM worker_queue").fetchall() == [(3, None)]
+
+
+class Alpha(CommitPart):
+    """A part of a guest that writes nothing."""
+
+    guest = "alpha"
+    session_id = "s"
+    sessions = ("s",)
+
+
+class Beta(Alpha):
+    """The same of another guest."""
+
+    guest = "beta"
+
+
+def commit_of(guest: Literal["alpha", "beta"]) -> PostgresCommit:
+    """The commit of such a guest: its call is its name."""
+    return PostgresCommit(
+        lone=lambda _: None,
+        calls=lambda *_: CommitCalls([f"'{guest}'"], {}),
+        fences="SELECT '', 0 WHERE false",
+        fence_params=lambda _: {},
+        ack_tables=f"), {guest}_rows AS (SELECT 1",
+        ack_fence="true",
+        acks=lambda _: AckCalls([f"'{guest}'"], {}),
+    )
+
+
+async def test_guests_write_in_the_order_of_their_names(
+    provider: PostgresProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order of the parts: two statements that lock rows of two guests would wait for each other."""
+    commits = {"beta": commit_of("beta"), "alpha": commit_of("alpha")}
+    monkeypatch.setattr(parts, "commits", lambda: commits)
+    sent: list[str] = []
+    run = provider.connections.commit.run
+
+    async def noting(statement: LiteralString, params: Params | None = None, **behind: Any) -> list[Row]:
+        sent.append(statement)
+        return await run(statement, params, **behind)
+
+    monkeypatch.setattr(provider.connections.commit, "run", noting)
+    peer = await registered(provider)
+    at, (first, second) = await with_sessions(peer, "i", "s", "t")
+    assert (await peer.commit_one(at, acks=[first.lock], parts=[Beta(), Alpha()])).committed
+    ack = WorkAck(lock=second.lock, message="done", parts=[Beta(), Alpha()])
+    assert await provider.ack_work_item(peer.identity, [ack], TIMEOUTS) == [True]
+    for statement in sent[-2:]:
+        assert 0 < statement.index("'alpha'") < statement.index("'beta'")
+    assert sent[-1].index("alpha_rows") < sent[-1].index("beta_rows")

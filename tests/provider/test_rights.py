@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, LiteralString
 
@@ -53,7 +54,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
 )
 from affinity.provider.postgres import migration, rights
-from affinity.provider.postgres.parts import Rights
+from affinity.provider.postgres.parts import Rights, parts
 from affinity.provider.postgres.rights import RIGHTS, all_rights
 from affinity.provider.schema import Migration
 from affinity_conformance.providers.builders import fetch_options, new_instance, profile, state
@@ -252,6 +253,22 @@ async def test_the_table_of_rights_is_whole(url: str, admin: psycopg.Connection[
             assert found == expected & set(known), (kind, name, role)
     columns = "SELECT attname FROM pg_attribute JOIN pg_class c ON c.oid = attrelid WHERE attacl IS NOT NULL"
     assert not admin.execute(f"{columns} AND relnamespace = 'affinity'::regnamespace").fetchall()
+
+
+def test_a_schema_has_the_rights_to_its_own_functions() -> None:
+    """A row of a guest gives no right to a function of the kernel, or of another guest, of the same name."""
+    guests = files("affinity")
+    schemas = {"": [*(guests / "provider/postgres/schema").iterdir()]}
+    for guest in parts():
+        store = guests / guest / "store"
+        folder = store / "postgres_schema"
+        schemas[guest] = [*folder.iterdir()] if folder.is_dir() else [store / "postgres_schema.sql"]
+    for guest, scripts in schemas.items():
+        rows = parts()[guest].rights if guest else RIGHTS
+        named = {name for row in rows if row.kind == "FUNCTION" for name in row.objects.split(" ")}
+        assert named == {name for one in scripts for name in re.findall(r"CREATE FUNCTION (\w+)", one.read_text())}, (
+            guest
+        )
 
 
 UNPINNED: Final = """

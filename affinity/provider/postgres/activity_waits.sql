@@ -27,7 +27,7 @@ SELECT * FROM found ORDER BY began, wait_id LIMIT %(limit)s
 w.wait_id, w.instance_id, w.awaited, w.seq, extract(epoch FROM w.began)::float8 AS began
 
 -- is_waiting: whether the activity of a wait still runs, and waits for something that has not come
-is_running(w) AND CASE WHEN w.target_id IS NULL
+activity_runs(w) AND CASE WHEN w.target_id IS NULL
     THEN EXISTS (
         SELECT FROM instances i
         WHERE i.instance_id = w.awaited AND i.status IN ('pending', 'running', 'suspended'))

@@ -50,7 +50,7 @@ class AckCalls(NamedTuple):
 class PostgresCommit:
     """How the parts of a guest are committed (`CommitPart`). The functions are called only for batches with such parts.
 
-    Rows of a guest are locked behind those of the kernel, in an order of its own.
+    Rows of a guest are locked behind those of the kernel and of guests whose names come before, in an order of its own.
     """
 
     lone: Callable[[Turn], LoneCall | None]
@@ -75,8 +75,10 @@ class PostgresCommit:
 
 
 def by_guest(numbered: Iterable[tuple[T, CommitPart]]) -> dict[str, list[tuple[T, CommitPart]]]:
-    """Return parts by guest, in their order, each with what it comes with."""
+    """Return parts by guest, in their order, each with what it comes with. The guests are in the order of their names,
+    in which each statement locks their rows.
+    """
     found: dict[str, list[tuple[T, CommitPart]]] = {}
     for with_it, part in numbered:
         found.setdefault(part.guest, []).append((with_it, part))
-    return found
+    return dict(sorted(found.items()))

@@ -65,6 +65,8 @@ RIGHTS: Final[tuple[Rights, ...]] = (
         worker=RUN,
         reader="",
     ),
+    # What reads call.
+    Rights("FUNCTION", "activity_runs", client=RUN, worker=RUN),
     # With the owner's rights: what each connection asks first. A timeline begins where the server is another one.
     Rights("FUNCTION", "read_timeline", client=RUN, worker=RUN),
     # With the owner's rights: a timeline begins for the number that a worker gives.

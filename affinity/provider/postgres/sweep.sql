@@ -162,7 +162,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     WHERE h.instance_id = o.instance_id AND h.execution_id = o.execution_id AND h.hold_id = o.hold_id
     RETURNING 1
 ), removed_waits AS (
-    DELETE FROM activity_waits w WHERE NOT is_running(w)
+    DELETE FROM activity_waits w WHERE NOT activity_runs(w)
 ), old_workers AS MATERIALIZED (
     SELECT x.worker_id FROM workers x
     WHERE x.locked_until < clock()

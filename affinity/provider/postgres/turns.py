@@ -169,14 +169,14 @@ async def _commit(
 
 
 def _parts_to_commit(turns: Sequence[Turn], parking: Parking) -> Mapping[str, Sequence[CommitPart]]:
-    """The parts of a batch, of each guest that has some, or that parks items of it."""
+    """The parts of a batch, of each guest that has some, or that parks items of it; in the order of `by_guest`."""
     found: dict[str, list[CommitPart]] = {}
     if parking.instances:
         found.update({guest: [] for guest, commit in commits().items() if commit.parks})
     for turn in turns:
         for part in turn.parts:
             found.setdefault(part.guest, []).append(part)
-    return found
+    return dict(sorted(found.items()))
 
 
 async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:

@@ -57,8 +57,8 @@ async def ack_work_item(
 
 
 async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
-    """Acks of different items; of no guest do two have parts of one session. Return rows with the numbers of the acks
-    that pass.
+    """Acks of different items; of no guest do two have parts with a session in common. Return rows with the numbers of
+    the acks that pass.
     """
     params = {
         **caller_params(identity),
@@ -150,13 +150,13 @@ def lengths(timeouts: Timeouts) -> Params:
 
 
 def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int]]:
-    """The places in groups, in order: a group has at most one part of a guest for a session. There is nearly always one
-    group.
+    """The places in groups, in order: of no guest do two acks of a group have parts with a session in common. There is
+    nearly always one group.
     """
     groups: list[list[int]] = [[]]
     seen: dict[tuple[str, str], int] = {}
     for place in places:
-        written = [(part.guest, part.session_id) for part in acks[place].parts]
+        written = [(part.guest, session_id) for part in acks[place].parts for session_id in part.sessions]
         group = max([seen.get(row, 0) for row in written], default=0)
         seen |= dict.fromkeys(written, group + 1)
         groups += [[] for _ in range(len(groups), group + 1)]

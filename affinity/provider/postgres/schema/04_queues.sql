@@ -373,7 +373,7 @@ CREATE TABLE activity_waits (
 CREATE INDEX activity_waits_instance ON activity_waits (instance_id);
 
 -- Whether the activity of a wait still runs.
-CREATE FUNCTION is_running(w activity_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
+CREATE FUNCTION activity_runs(w activity_waits) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT FROM worker_queue q
         WHERE q.instance_id = w.instance_id AND q.execution_id = w.execution_id AND q.activity_id = w.activity_id

@@ -464,6 +464,21 @@ class LineageRules(Rules):
         assert await ack_journal(worker, second, again) is True
         assert await journals.texts("d") == ["1"]
 
+    async def test_creations_of_one_session_by_two_acks_of_a_batch(self, cluster: Cluster, journals: Journals) -> None:
+        """The first passes; the other's wake runs again (contract: CommitPart.sessions)."""
+        worker = await cluster.worker("w")
+        acks = []
+        for name in ("x", "y"):
+            journal_id = await journals.say(name, "1")
+            await cluster.enqueue(name, name)
+            creations = [creation_of("b", journal_id)]
+            write = JournalWrite(
+                session_id=name, journal_id=journal_id, base=0, processed=1, wake_id="w1", creations=creations
+            )
+            acks.append(WorkAck(lock=(await worker.take_one()).lock, message="done", parts=[write]))
+        assert await worker.provider.ack_work_item(worker.identity, acks, TIMEOUTS) == [True, False]
+        assert [await journals.pending(name) for name in ("x", "y")] == [[], ["1"]]
+
     async def test_a_fork_by_an_ack_has_the_state_of_the_wake(self, cluster: Cluster, journals: Journals) -> None:
         """The first state of a session, too. It was copied before it was written."""
         base = await journals.say("a", "1")
