@@ -1276,7 +1276,9 @@ REFERENCING OLD TABLE AS deleted FOR EACH STATEMENT EXECUTE FUNCTION delete_jour
 -- Open delegations to instances end with these: they are runs of wakes, see `OpenDelegation`.
 CREATE FUNCTION end_delegations() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
-    DELETE FROM journal_delegations d USING gone g WHERE d.child = g.instance_id AND d.delegation_id = d.child;
+    -- By a list: a join could be planned to read all delegations.
+    DELETE FROM journal_delegations d
+    WHERE d.child = ANY (ARRAY (SELECT g.instance_id FROM gone g)) AND d.delegation_id = d.child;
     RETURN NULL;
 END $$;
 CREATE TRIGGER delegations_ended_with_instance AFTER DELETE ON instances
