@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import pytest
 
 from affinity import Client
-from affinity.audit.store.contract import AuditProvider
-from affinity.conversation.store.contract import JournalProvider
 from affinity.errors import InvalidOptions
 from affinity.provider.contract import Provider
-from affinity.schedules.store.contract import ScheduleProvider
+from tests.support.kernel_only import KernelOnly
 
 pytestmark = pytest.mark.anyio
-
-OF_GUESTS: Final = {name for protocol in (AuditProvider, JournalProvider, ScheduleProvider) for name in vars(protocol)}
-
-
-class KernelOnly:
-    """The provider, without the verbs of guests."""
-
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-
-    def __getattr__(self, name: str) -> Any:
-        if name in OF_GUESTS:
-            raise AttributeError(name)
-        return getattr(self._provider, name)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from affinity.client import code_differences
@@ -12,6 +13,7 @@ from affinity.console.chart import chart_of
 from affinity.console.pages.base import Query
 from affinity.console.pages.workers import state_of
 from affinity.console.payloads import Payloads
+from affinity.errors import InvalidOptions
 from affinity.provider.contract import WorkerInfo
 
 COUNTED: Final = 1_000
@@ -28,7 +30,6 @@ POISONED: Final = "OrchestrationPoisoned"
 
 async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """All of it; each list and count is bounded."""
-    newest = await client.list_conversations().page(limit=100)
     workers = await client.workers()
     suspended = (await client.list_instances(status=["suspended"]).page(limit=FEW)).items
     return {
@@ -37,14 +38,23 @@ async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str
         "workers": _summary(workers),
         "differences": code_differences(workers),
         "unserved": await client.unserved_work(limit=SAMPLED),
-        "requests": (await client.requests().page(limit=FEW)).items,
         "suspended": suspended,
         "poisoned": (await client.list_instances(reason=POISONED).page(limit=FEW)).items if suspended else [],
         "failed": (await client.list_instances(status=["failed"]).page(limit=FEW)).items,
-        "failed_conversations": [each for each in newest.items if each.status == "failed"][:FEW],
         "say": payloads.text,
+        **await _conversations(client),
         **await _moves(client),
     }
+
+
+async def _conversations(client: Client) -> dict[str, Any]:
+    with suppress(InvalidOptions):  # the provider of this database keeps none
+        newest = await client.list_conversations().page(limit=100)
+        return {
+            "requests": (await client.requests().page(limit=FEW)).items,
+            "failed_conversations": [found for found in newest.items if found.status == "failed"][:FEW],
+        }
+    return {"requests": [], "failed_conversations": []}
 
 
 def _summary(workers: Sequence[WorkerInfo]) -> dict[str, int]:

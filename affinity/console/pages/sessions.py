@@ -13,7 +13,7 @@ from affinity.console.pages.base import ROWS, Query, given, number, required, ti
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
 from affinity.conversation import ConversationInfo
-from affinity.errors import SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
+from affinity.errors import InvalidOptions, SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
 from affinity.provider.contract import SessionInfo
 from affinity.records import SessionFilter, SessionRecord
 from affinity.session import RESOURCE_LABEL, readable
@@ -65,7 +65,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         life = await client.session_life(session_id)
     with suppress(UnknownInstance):
         own = await client.status(session_id)
-    with suppress(UnknownConversation):
+    with suppress(UnknownConversation, InvalidOptions):  # the provider of this database may keep none
         conversation = await client.get_conversation(session_id)
     record = await client.session_store.load(session_id)
     if not (life or record or own or conversation):
