@@ -16,6 +16,7 @@ from affinity.conversation.journal import (
 )
 from affinity.conversation.store.lineage import to_lineage
 from affinity.conversation.store.sqlite import journals
+from affinity.errors import Contention
 from affinity.provider.contract import NewMessage
 from affinity.provider.sqlite import messages, quotas, session_states, sessions
 from affinity.provider.sqlite.driver.clock import instant
@@ -43,9 +44,17 @@ def create(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]
     return [_create(tx, creation, of_wake=False) for creation in creations]
 
 
-def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]:
-    """As `create`; no quota refuses what a wake creates."""
-    return [_create(tx, creation, of_wake=True) for creation in creations]
+def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> None:
+    """As `create`; no quota refuses what a wake creates.
+
+    Raises:
+        Contention: something else of the batch has taken an id, behind the fences: nothing of the batch may be applied.
+    """
+    for creation in creations:
+        if (found := _create(tx, creation, of_wake=True)).outcome not in {"created", "repeated"}:
+            raise Contention(
+                f"the batch cannot be applied as a whole: journal {creation.session_id!r}: {found.outcome}"
+            )
 
 
 def fits(tx: Tx, write: JournalWrite) -> bool:

@@ -23,11 +23,12 @@ from affinity.conversation.journal import (
     NewRequest,
 )
 from affinity.conversation.store.contract import JournalProvider, journals_of
+from affinity.errors import Contention
 from affinity.provider.contract import Quotas, WorkAck, WorkItem
 from affinity.records import DurableResource, ResourceStore
 from affinity.session import RecordTimes
 from affinity_conformance.providers.base import Rules
-from affinity_conformance.providers.builders import TIMEOUTS, payloads, state, state_write, turn
+from affinity_conformance.providers.builders import TIMEOUTS, new_instance, payloads, state, state_write, turn
 from affinity_conformance.providers.cluster import Cluster, concurrently
 from affinity_conformance.providers.conversation.driver import KIND, creation_of, new_start
 from affinity_conformance.providers.kernel.resources import KEY, LABEL
@@ -444,6 +445,28 @@ class LineageRules(Rules):
         results = await worker.commit(*[turn(at, parts=[write]) for at, write in turns])
         assert [result.committed for result in results] == [True, False]
         assert [list(result.conflicts) for result in results] == [[], ["y"]]
+
+    async def test_a_creation_beside_the_start_of_an_instance_of_that_id(
+        self, cluster: Cluster, journals: Journals
+    ) -> None:
+        """The batch fails as a whole, and one after the other the first passes; or the batch is judged so. The creation
+        is not lost.
+        """
+        base = await journals.say("x", "1")
+        worker, first = await cluster.owner("w", "i1")
+        second = await worker.own("i2")
+        write = JournalWrite(session_id="x", journal_id=base, base=0, processed=1, wake_id="w1")
+        batch = [
+            turn(first, instances=[new_instance("b")]),
+            turn(second, parts=[replace(write, creations=[creation_of("b", base)])]),
+        ]
+        try:
+            results = await worker.commit(*batch)
+        except Contention:
+            results = [result for one in batch for result in await worker.commit(one)]
+        assert [result.committed for result in results] == [True, False]
+        assert list(results[1].conflicts) == ["x"]
+        assert await journals.pending("x") == ["1"]
 
     async def test_creations_commit_with_an_ack(self, cluster: Cluster, journals: Journals) -> None:
         """Creations are applied with the ack, or the ack is refused."""
