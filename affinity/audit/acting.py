@@ -9,11 +9,11 @@
 * An action that was refused, or that changed nothing, leaves one in a transaction of its own, at its end.
 * A call that an action makes is a part of it. An action on one target names it in each entry; an action on many
   targets has an entry for each.
-* A call that writes and is no action is named as the verb of the provider.
+* A call that writes outside an action is recorded under the name of the provider's verb.
 * Calls of several users may share one call of a verb, and its transaction (`ActingTogether`): each has its own entry.
 
-Without a user nothing is recorded, and nothing more is sent. An entry has ids, names, an outcome and what a person gave
-as reason; it has no payloads.
+Without a user nothing is recorded, and nothing more is sent. An entry has ids, names, an outcome and the reason that a
+person gave; it has no payloads.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Acting:
 
     @property
     def is_in_action(self) -> bool:
-        """Whether an action is under way, of which further calls are a part."""
+        """True if an action is under way; further calls are then a part of it."""
         return self.action is not None
 
     def entries(self, call: ActionCall, result: object) -> Sequence[NewAuditEntry]:
         """Return the entries of a transaction of a provider's verb; ``result``: for each target, or for all."""
-        outcomes = [_outcome_of(one) for one in result] if isinstance(result, list | tuple) else [_outcome_of(result)]
+        outcomes = [_outcome_of(part) for part in result] if isinstance(result, list | tuple) else [_outcome_of(result)]
         action, targets = self._action_of(call)
         if len(targets) == 1:
             outcomes = [_united(outcomes)]
@@ -140,7 +140,7 @@ class Acting:
         self.recorded.update(entry.action for entry in entries)
 
     async def run(self, action: Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
-        """Do an action; at its end, record what it has not done. ``is_trial``: it is to change nothing."""
+        """Do an action; at its end, record the targets that it left as they were. ``is_trial``: it changes nothing."""
         recorded = _recorded(action)
         under_way = Acting(self.user, self.source, self.log, recorded, self.loop, recorded=self.recorded)
         try:
@@ -160,7 +160,7 @@ class Acting:
         await self.record([self._entry(_RecordedAction(name=name, kind=kind, target=target), target, outcome, False)])
 
     async def _end(self, action: _RecordedAction, result: object, error: str = "") -> None:
-        """Record the targets on which nothing took effect. An error says more than what the database has said."""
+        """Record the targets on which nothing took effect. An error replaces the outcomes that the database gave."""
         left = [entry for target, entry in self.refused.items() if target not in self.written]
         ended = [replace(entry, succeeded=entry.outcome in _ALREADY) for entry in left if not (error and action.target)]
         if not ended and not self.written:
@@ -182,7 +182,7 @@ class Acting:
         )
 
     async def record(self, entries: Sequence[NewAuditEntry]) -> None:
-        """Write entries of what was not done, in a transaction of their own; a failure is logged."""
+        """Write entries of refused or unchanged targets, in a transaction of their own; log a failure."""
         self.recorded.update(entry.action for entry in entries)
         if not entries:
             return
@@ -220,7 +220,7 @@ def administering(user: str, source: str) -> Iterator[None]:
 
 
 def administrative_entries(done: Administration) -> Sequence[NewAuditEntry]:
-    """Return the entries of what an administrator has done; none unless one is stated (`administering`)."""
+    """Return the entries of an administrator's changes; empty unless a user is stated (`administering`)."""
     stated_as = _ADMINISTRATOR.get()
     if stated_as is None:
         return []
@@ -282,7 +282,7 @@ class ActingTogether:
 
 
 def users_of(actors: Actors) -> Acting | ActingTogether | None:
-    """Return the users among the actors of a call; None: there is none."""
+    """Return the users among the actors of a call, or None without any."""
     if isinstance(actors, Acting):
         return actors
     if not isinstance(actors, Sequence):

@@ -16,9 +16,9 @@ class AuditEntry:
 
     entry_id: int
     at: datetime
-    user: str  # whom the caller stated; "": unknown
+    user: str  # as the caller stated; "": unknown
     source: str  # where the call came from: "console", "command", or as the application named it
-    role: str | None  # of the database: the one that logged in, and " as " the one that it has set; None: SQLite
+    role: str | None  # the database's login role, then " as " and the role set with SET ROLE; None on SQLite
     action: str  # "cancel", "move", …
     kind: str  # of the target: "instance", "session", "conversation", "worker", "schedule"; or ""
     target: str  # its id or name; "": the whole database
@@ -29,7 +29,7 @@ class AuditEntry:
 
 @frozen(kw_only=True)
 class NewAuditEntry:
-    """What a provider writes: the other columns are its own."""
+    """An entry to write; the provider fills the other columns."""
 
     user: str
     source: str

@@ -12,7 +12,7 @@ from affinity.worker.options import GuestOptions
 
 
 class AuditOptions(GuestOptions):
-    """How long workers keep entries."""
+    """Options for the retention of audit entries by workers."""
 
     audit_retention: float | None = Field(
         default=AUDIT_RETENTION_SECONDS, ge=MIN_AUDIT_RETENTION_SECONDS, le=MAX_RETENTION_SECONDS, allow_inf_nan=False

@@ -43,5 +43,5 @@ def audit_of(provider: ProviderConnection) -> AuditProvider:
 
 
 def keeps_audit(provider: ProviderConnection) -> bool:
-    """Whether the provider keeps an audit log."""
+    """Return whether the provider keeps an audit log."""
     return not missing_verbs(provider, AuditProvider)

@@ -24,7 +24,7 @@ _SQL: Final = load_statements(__package__, "postgres.sql")
 
 
 def share_in_action(actors: Actors, call: ActionCall) -> ActionShare | None:
-    """Return what the audit log adds to a call of an action: an entry for each effect."""
+    """Return the audit log's share in a call of an action: an entry for each effect."""
     users = users_of(actors)
     if users is None:
         return None
@@ -33,14 +33,14 @@ def share_in_action(actors: Actors, call: ActionCall) -> ActionShare | None:
 
 
 async def _note(users: Acting | ActingTogether, call: ActionCall, result: object) -> None:
-    """Note what a call has done, whose entries are written; those of what it has refused follow."""
+    """Mark the entries of a call's effects as written, and write the entries of its refusals."""
     entries = users.entries(call, result)
     users.committed(entries)
     await users.record([entry for entry in entries if not entry.succeeded])
 
 
 def administered(done: Administration) -> tuple[LiteralString, Sequence[Any]] | None:
-    """Return the statement that writes the entries of what an administrator has done."""
+    """Return the statement that writes the entries of an administrator's changes."""
     entries = administrative_entries(done)
     return ("SELECT write_audit(%s)", [_to_json(entries)]) if entries else None
 

@@ -3,7 +3,7 @@
 CREATE TABLE audit (
     entry_id bigint GENERATED ALWAYS AS IDENTITY,
     at timestamptz NOT NULL,
-    stated_user text COLLATE "C" NOT NULL CHECK (octet_length(stated_user) <= 256), -- whom the caller has named
+    stated_user text COLLATE "C" NOT NULL CHECK (octet_length(stated_user) <= 256), -- as the caller stated
     source text COLLATE "C" NOT NULL CHECK (octet_length(source) <= 256),
     role text COLLATE "C" NOT NULL, -- of the database
     action text COLLATE "C" NOT NULL CHECK (octet_length(action) <= 256),
@@ -20,8 +20,8 @@ CREATE INDEX audit_target ON audit (target, at, entry_id);
 CREATE INDEX audit_source ON audit (source, at, entry_id);
 CREATE INDEX audit_refused ON audit (at, entry_id) WHERE NOT succeeded;
 
--- Writes entries, in the transaction of what they are about. With the owner's rights; the role is the caller's: the one that
--- has logged in, and the one that it has set.
+-- Writes entries, in the transaction of the changes that they record. Runs with the owner's rights, but stores the caller's
+-- roles: its login role, and the role that it has set.
 CREATE FUNCTION write_audit(_entries json) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
     INSERT INTO audit (at, stated_user, source, role, action, kind, target, outcome, succeeded, details)
@@ -32,8 +32,8 @@ LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
         succeeded boolean, details text)
 $$;
 
--- Writes the entries of a statement, in its transaction. `_expected` has each that is possible, and the targets that it is for,
--- from `first` to `last`; `_places` and `_outcomes` say on which of these something took effect.
+-- Writes the entries of a statement, in its transaction. `_expected` has each possible entry, with its targets from `first`
+-- to `last`; `_places` and `_outcomes` list the targets on which something took effect.
 CREATE FUNCTION write_effects(_expected json, _places bigint[], _outcomes text[]) RETURNS void LANGUAGE sql AS $$
     SELECT write_audit(json_agg(json_build_object('user', e."user", 'source', e.source, 'action', e.action, 'kind', e.kind,
         'target', e.target, 'details', e.details, 'succeeded', true, 'outcome', d.outcome) ORDER BY e.first, e.target))
@@ -45,8 +45,8 @@ CREATE FUNCTION write_effects(_expected json, _places bigint[], _outcomes text[]
         HAVING count(*) > 0) d
 $$;
 
--- Removes entries that are older than so many seconds, at most so many; returns their number. Of the last day none, so that
--- no worker removes what was done today. NULL: none.
+-- Removes at most `_limit` entries that are older than `_older_than` seconds; returns their number. Entries of the last day
+-- stay, so that no worker removes today's record. NULL: all stay.
 CREATE FUNCTION remove_audit(_older_than float8, _limit bigint) RETURNS bigint
 LANGUAGE sql SECURITY DEFINER SET search_path FROM CURRENT AS $$
     WITH removed AS (

@@ -24,7 +24,7 @@ SQL: Final = load_statements(__package__, "sqlite.sql")
 
 
 def share_in_action(actors: Actors, call: ActionCall) -> ActionShare | None:
-    """Return what the audit log adds to a call of an action: an entry for each outcome."""
+    """Return the audit log's share in a call of an action: an entry for each outcome."""
     users = users_of(actors)
     return None if users is None else partial(_record, users, call)
 
@@ -36,7 +36,7 @@ def _record(users: Acting | ActingTogether, call: ActionCall, tx: Tx, result: ob
 
 
 def administered(tx: Tx, done: Administration) -> None:
-    """Write the entries of what an administrator has done."""
+    """Write the entries of an administrator's changes."""
     if entries := administrative_entries(done):
         write(tx, entries)
 

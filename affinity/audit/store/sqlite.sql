@@ -1,4 +1,4 @@
--- write: entries, in the transaction of what they are about
+-- write: entries, in the transaction of the changes that they record
 INSERT INTO audit (at, stated_user, source, action, kind, target, outcome, succeeded, details)
 SELECT :now, json_extract(value, '$.user'), json_extract(value, '$.source'), json_extract(value, '$.action'),
     json_extract(value, '$.kind'), json_extract(value, '$.target'), json_extract(value, '$.outcome'),

@@ -1,4 +1,4 @@
--- The audit log: who did what. stated_user: whom the caller has named. kind: of the target. details: JSON with names and
+-- The audit log: who did what. stated_user: as the caller stated. kind: of the target. details: JSON with names and
 -- reasons among the arguments.
 CREATE TABLE audit (
     entry_id    INTEGER PRIMARY KEY,
