@@ -119,11 +119,11 @@ class Attempt(Generic[S]):
     def __post_init__(self) -> None:
         self.spec = self.conversations.spec
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
-        self.metas: list[ev.EventMeta] = [meta_of(each.payload) for each in self.work.inputs]
+        self.metas: list[ev.EventMeta] = [meta_of(item.payload) for item in self.work.inputs]
         self.delegations = [*self.task.get("delegations", [])]
-        self.delegations += [delegation_of(each) for each in self.metas if each.delegation and not self._has(each)]
+        self.delegations += [delegation_of(meta) for meta in self.metas if meta.delegation and not self._has(meta)]
         self.trace: Trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
-        due: dict[str, Any] = {"revisits": [each.key for each in self.work.due]} if self.work.due else {}
+        due: dict[str, Any] = {"revisits": [revisit.key for revisit in self.work.due]} if self.work.due else {}
         self.begun: dict[str, Any] = self.trace.started(read=self.read, **due)
         self.writing = WakeWriting(
             session_id=self.ctx.instance_id,
@@ -138,7 +138,7 @@ class Attempt(Generic[S]):
         )
         if self.alone is not None:
             wake = self.alone["wake"]
-            self.writing.kept_steps += [each for each in self.work.steps if each.wake_id == wake and is_of_step(each)]
+            self.writing.kept_steps += [row for row in self.work.steps if row.wake_id == wake and is_of_step(row)]
 
     def _store(self) -> SessionStore:
         assert self.ctx.session_store is not None
@@ -200,14 +200,14 @@ class Attempt(Generic[S]):
     def _next_due(self) -> float | None:
         """Seconds until something is due that this wake has not processed."""
         times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - self._passed())]
-        times += [max(0.0, each - self.journals.monotonic()) for each in self.writing.later]
-        times += [each.delay for each in self.writing.revisits]
-        times += [each.expires_in for each in self.writing.requests if each.expires_in is not None]
+        times += [max(0.0, at - self.journals.monotonic()) for at in self.writing.later]
+        times += [revisit.delay for revisit in self.writing.revisits]
+        times += [request.expires_in for request in self.writing.requests if request.expires_in is not None]
         return min(times, default=None)
 
     async def _interrupt_children(self) -> bool:
         """Interrupt the next children, if the last interrupt is for them too; returns whether there may be more."""
-        last = next((each for each in reversed(self.work.inputs) if each.kind == USER_INTERRUPT), None)
+        last = next((item for item in reversed(self.work.inputs) if item.kind == USER_INTERRUPT), None)
         event = None if last is None else self.spec.types.read(last).event
         if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
             return False
@@ -240,15 +240,15 @@ class Attempt(Generic[S]):
         sender = self.writing.session_id
         self.writing.appends += [
             JournalAppend(
-                session_id=each.session_id,
-                kind=each.kind,
+                session_id=row.session_id,
+                kind=row.kind,
                 entry=entry,
-                start=start_of(each.kind, sender),  # for one whose instance an operator has deleted
-                journal_id=each.journal_id,
+                start=start_of(row.kind, sender),  # for one whose instance an operator has deleted
+                journal_id=row.journal_id,
                 sender=sender,
                 **options,
             )
-            for each in page
+            for row in page
         ]
         if len(page) < limit:
             return False
@@ -264,7 +264,7 @@ class Attempt(Generic[S]):
         return outcome
 
     def _has(self, meta: ev.EventMeta) -> bool:
-        return any(each["id"] == meta.delegation for each in self.delegations)
+        return any(delegation["id"] == meta.delegation for delegation in self.delegations)
 
     def _notify_parent(
         self, ended: Delegation, outcome: ev.ChildOutcome, *, result: Any = None, error: ev.SpanError | None = None
@@ -308,10 +308,13 @@ class Attempt(Generic[S]):
             return self._try_alone(error)
         self._end("failed" if pause is None else "retried", error)
         if pause is None:
-            requests, revisits = [each.request_id for each in self.work.requests], [each.key for each in self.work.due]
+            requests, revisits = (
+                [request.request_id for request in self.work.requests],
+                [revisit.key for revisit in self.work.due],
+            )
             self.writing.note(ev.ConversationIdle("failed", requests, error, revisits))
-            for each in self.delegations:
-                self._notify_parent(each, "failed", error=error)
+            for delegation in self.delegations:
+                self._notify_parent(delegation, "failed", error=error)
             self.delegations = []
         else:
             self.delegations = [*self.task.get("delegations", [])]  # the next attempt reads the others again
@@ -325,7 +328,7 @@ class Attempt(Generic[S]):
 
     @property
     def _has_several(self) -> bool:
-        has_interrupt = any(each.kind == USER_INTERRUPT for each in self.work.inputs)
+        has_interrupt = any(item.kind == USER_INTERRUPT for item in self.work.inputs)
         return len(self.work.inputs) + len(self.work.due) > 1 and not has_interrupt
 
     def _try_alone(self, error: ev.SpanError) -> WakeOutcome:
@@ -334,22 +337,22 @@ class Attempt(Generic[S]):
         self.delegations = [*self.task.get("delegations", [])]  # the next wakes read the others again
         reason = f"{error.type}: {error.message}: the inputs are tried one by one"
         self.writing.note(ev.ConversationStatusChanged("rescheduling", reason, 0.0))
-        self.alone = Alone(wake=self.task["wake"], read=self.read, due=[each.key for each in self.work.due])
+        self.alone = Alone(wake=self.task["wake"], read=self.read, due=[revisit.key for revisit in self.work.due])
         return self._enlist_more()
 
     async def _set_aside_alone(self, error: ev.SpanError) -> WakeOutcome:
         """The one input of the wake has failed for good, and others are to be tried: it is a dead letter."""
-        own = [each for each in self.delegations if each not in self.task.get("delegations", [])]
-        self.delegations = [each for each in self.delegations if each not in own]
-        for each in own:
-            self._notify_parent(each, "failed", error=error)
+        own = [delegation for delegation in self.delegations if delegation not in self.task.get("delegations", [])]
+        self.delegations = [delegation for delegation in self.delegations if delegation not in own]
+        for delegation in own:
+            self._notify_parent(delegation, "failed", error=error)
         await self._put_last()
         self._note_dead_letters(error)
         return self._enlist_more()
 
     async def _put_last(self) -> None:
         """Put what was committed for inputs that are set aside into the state."""
-        if any(is_kept(each) for each in self.work.steps):
+        if any(is_kept(row) for row in self.work.steps):
             opening = self.conversations._open_state(self.ctx, self.work)
             async with opening:
                 await put_last(opening, self.writing.session_id, self.work.steps)
@@ -357,9 +360,9 @@ class Attempt(Generic[S]):
     def _note_dead_letters(self, error: ev.SpanError) -> None:
         """Go on behind the inputs and due revisits of the wake."""
         self.writing.processed = self.read
-        self.writing.ended_revisits += [each.key for each in self.work.due]
+        self.writing.ended_revisits += [revisit.key for revisit in self.work.due]
         self.writing.is_over = True
-        inputs, due = [each.seq for each in self.work.inputs], [each.key for each in self.work.due]
+        inputs, due = [item.seq for item in self.work.inputs], [revisit.key for revisit in self.work.due]
         self.writing.note(ev.DeadLetters(inputs, due, error))
         self._end("failed", error)
 
@@ -377,9 +380,9 @@ class Attempt(Generic[S]):
         if last is None or last.outcome != "failed":
             return None
         keys = await self._revisits_of(last.wake_id)
-        inputs = [each for each in self.work.inputs if each.seq <= last.read]
+        inputs = [item for item in self.work.inputs if item.seq <= last.read]
         # Not the revisits that the failed wake has requested itself, under the same keys, and committed with a part.
-        due = [each for each in self.work.due if each.key in keys and each.wake_id != last.wake_id]
+        due = [revisit for revisit in self.work.due if revisit.key in keys and revisit.wake_id != last.wake_id]
         if not inputs and not due:
             return None
         self.work = replace(self.work, inputs=inputs, due=due)
@@ -397,7 +400,7 @@ class Attempt(Generic[S]):
         me = self.writing.session_id
         query = JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
         page = await self.journals.read(query)
-        return {key for each in (page.entries if page else ()) for key in from_json(each.payload).get("revisits", ())}
+        return {key for entry in (page.entries if page else ()) for key in from_json(entry.payload).get("revisits", ())}
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """The conversation is terminated: notify the parent. With ``cascade`` terminate the children too."""
@@ -409,8 +412,8 @@ class Attempt(Generic[S]):
                 return self._end_step()
         self._note_begin()
         await self._read_delegations()
-        for each in self.delegations:
-            self._notify_parent(each, "terminated")
+        for delegation in self.delegations:
+            self._notify_parent(delegation, "terminated")
         if not (self.writing.appends or self.task.get("cancelled_wakes") or self.work.steps):
             return self._outcome("nothing")
         self.writing.is_over = True

@@ -119,7 +119,7 @@ class Conversations(Sessions[S]):
         self.retry: RetryPolicy = RetryPolicy()
         self.max_cycles: int = DEFAULT_CYCLES
         self.wake_timeout: float | None = None
-        self.readable: frozenset[str] = frozenset(check_id(each, "kind") for each in readable)
+        self.readable: frozenset[str] = frozenset(check_id(name, "kind") for name in readable)
         self.spec: ConversationKind = ConversationKind(
             name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
         )

@@ -101,8 +101,8 @@ def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
 def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[object]:
     match alias:
         case AliasChoices():
-            for each in alias.choices:
-                yield from _aliases(each)
+            for choice in alias.choices:
+                yield from _aliases(choice)
         case AliasPath():
             yield alias.path[0]
         case str():
@@ -565,13 +565,15 @@ class EventTypes:
 
     def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
         """Raise `InvalidOptions` for a class that is no event, an answer to no kind, or a kind that is taken."""
-        self._types: dict[str, type[JournalEvent]] = {kind_of(each): each for each in BUILT_IN}
-        for each in events:
-            kind = kind_of(each)
-            if issubclass(each, AnswerEvent) and not isinstance(getattr(each, "answers", None), str):
-                raise InvalidOptions(f"events: {each.__name__} is an answer: give it answers, the kind of its requests")
-            if self._types.setdefault(kind, each) is not each:
-                raise InvalidOptions(f"events: {each.__name__} has the kind {kind!r}, which is taken")
+        self._types: dict[str, type[JournalEvent]] = {kind_of(event): event for event in BUILT_IN}
+        for event in events:
+            kind = kind_of(event)
+            if issubclass(event, AnswerEvent) and not isinstance(getattr(event, "answers", None), str):
+                raise InvalidOptions(
+                    f"events: {event.__name__} is an answer: give it answers, the kind of its requests"
+                )
+            if self._types.setdefault(kind, event) is not event:
+                raise InvalidOptions(f"events: {event.__name__} has the kind {kind!r}, which is taken")
         self._codecs: dict[str, Codec] = {}  # by kind, of the events that were written
 
     @property
@@ -591,9 +593,9 @@ class EventTypes:
 
     def expired_answer(self, request_kind: str, request_id: str) -> JournalEvent:
         """The input of a wake when no answer to a request of this kind came in time."""
-        for each in self._types.values():
-            if issubclass(each, AnswerEvent) and each.answers == request_kind:
-                return each.expired_answer(request_id)
+        for event in self._types.values():
+            if issubclass(event, AnswerEvent) and event.answers == request_kind:
+                return event.expired_answer(request_id)
         return RequestExpired(request_id)
 
     def kinds_derived_from(self, *bases: type[JournalEvent]) -> Sequence[str]:

@@ -194,10 +194,10 @@ class PageReader:
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:
     """Whether the entries of a wake are its result, not the trace of an attempt that has failed or was cancelled."""
-    own = [each for each in page.entries if each.wake_id == wake_id]
-    if ends := [each for each in own if each.kind in ATTEMPT_ENDS]:
+    own = [entry for entry in page.entries if entry.wake_id == wake_id]
+    if ends := [entry for entry in own if entry.kind in ATTEMPT_ENDS]:
         return bool(fields_of(ends[-1]).get("stop_reason", "failed") != "failed")
-    return page.more or any(each.kind not in _SPANS for each in own)
+    return page.more or any(entry.kind not in _SPANS for entry in own)
 
 
 @read_with_async_for
@@ -391,9 +391,9 @@ def entries_removed(conversation_id: str, after: int, first_seq: int) -> Entries
 
 async def source_of(journals: Journals, conversation_id: str, journal_id: int) -> str | None:
     """In words, the conversation with this journal, if the other one was made from it."""
-    for each in (await journals.lineage(conversation_id))[1:]:
-        if each.journal_id == journal_id:
-            name = "which was deleted since" if each.session_id is None else f"{each.session_id!r}: ask there"
+    for ancestor in (await journals.lineage(conversation_id))[1:]:
+        if ancestor.journal_id == journal_id:
+            name = "which was deleted since" if ancestor.session_id is None else f"{ancestor.session_id!r}: ask there"
             return f"the conversation that this one was made from, {name}"
     return None
 

@@ -138,7 +138,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
     async def revisits(self) -> Sequence[PendingRevisit]:
         """The later wakes that were requested, by due time; none if there is no such conversation."""
         work = await self._client.journals.pending(self.conversation_id)
-        return [revisit_of(each) for each in work.revisits] if work else []
+        return [revisit_of(revisit) for revisit in work.revisits] if work else []
 
     async def status(self) -> ConversationStatus:
         """The status of the conversation, from its journal and its instance.
@@ -184,12 +184,15 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         # No wake of a conversation commits without its instance: then it has no more children than there are.
         removed: dict[str, bool] = {}
         waiting = [self.conversation_id]
-        for one in waiting:
-            if one not in removed:
-                removed[one] = await self._remove_instance(one)
+        for conversation_id in waiting:
+            if conversation_id not in removed:
+                removed[conversation_id] = await self._remove_instance(conversation_id)
                 if cascade:
-                    waiting += await self._children(one)
-        return [await self._remove_rest(one) or removed[one] for one in reversed(removed)][-1]
+                    waiting += await self._children(conversation_id)
+        return [
+            await self._remove_rest(conversation_id) or removed[conversation_id]
+            for conversation_id in reversed(removed)
+        ][-1]
 
     async def _children(self, conversation_id: str) -> list[str]:
         """Ids of the children of the conversation, not of an earlier one of this id."""
@@ -199,7 +202,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         found: list[str] = []
         where = JournalFilter(parent=conversation_id, parent_journal=page.journal_id)
         while rows := await self._client.journals.list(where, MAX_PAGE):
-            found += [each.session_id for each in rows]
+            found += [row.session_id for row in rows]
             where = replace(where, after=(rows[-1].created_at, rows[-1].session_id))
         return found
 

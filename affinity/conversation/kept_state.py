@@ -72,7 +72,7 @@ class KeptState:
     def __init__(self, session_id: str, wake_id: str, steps: Iterable[Step]) -> None:
         """``steps``: all rows of the journal."""
         self._session_id, self._wake_id = session_id, wake_id
-        self._rows = [each for each in steps if is_kept(each)]
+        self._rows = [row for row in steps if is_kept(row)]
         self._kept: list[Kept] = []
         self._snapshots: Snapshots[Any] | None = None
         self._base: Any = None
@@ -91,7 +91,7 @@ class KeptState:
         if not self._rows:
             return
         self._base = record = self._open.plain()
-        found = sorted([await self._read(each, record) for each in self._rows], key=lambda each: each.at)
+        found = sorted([await self._read(row, record) for row in self._rows], key=lambda item: item.at)
         self._last = found[-1].at
         for kept in found:
             if self._is_own(kept) and kept.key == _BASE:
@@ -116,7 +116,7 @@ class KeptState:
 
     def meet_step(self, step: Step) -> None:
         """A step is met that an earlier attempt has done: its state is put in place."""
-        self._meet([each for each in self._kept if each.key == _key_of(step) and each.wake_id == step.wake_id])
+        self._meet([kept for kept in self._kept if kept.key == _key_of(step) and kept.wake_id == step.wake_id])
 
     def begin_section(self, name: str) -> tuple[str, bytes | None]:
         """A section begins: the state of its last commit is put in place. Return its key, and the digest of the state
@@ -124,8 +124,8 @@ class KeptState:
         """
         self._sections[name] += 1
         key = step_key("state", "section", name, self._sections[name])
-        found = [each for each in self._kept if each.key == key]
-        own = [each for each in found if self._is_own(each)]
+        found = [kept for kept in self._kept if kept.key == key]
+        own = [kept for kept in found if self._is_own(kept)]
         self._meet(own or found)
         if own:
             return key, self.digest()
@@ -150,7 +150,7 @@ class KeptState:
         """
         self._commits += 1
         has_taken, self._has_taken = self._has_taken, False
-        kept = next((each for each in self._kept if each.key == _COMMIT and self._is_own(each)), None)
+        kept = next((row for row in self._kept if row.key == _COMMIT and self._is_own(row)), None)
         if kept is None or has_additions or self._at > kept.at:
             return False
         if not (has_taken if self._has_looked else self._commits <= kept.number):
@@ -172,7 +172,7 @@ class KeptState:
 
     def add_rest(self) -> None:
         """Add the state that was committed last, if nothing was met again that has it."""
-        last = [each for each in self._kept if self._is_own(each) or not each.key.startswith(_STEP)][-1:]
+        last = [row for row in self._kept if self._is_own(row) or not row.key.startswith(_STEP)][-1:]
         for kept in last:
             if kept.at > self._at:
                 self._at = kept.at

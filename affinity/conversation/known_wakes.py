@@ -56,7 +56,7 @@ def work_of_task(task: WakeTask, work: PendingWork) -> PendingWork:
     if left is None:
         return work
     inputs = [*work.inputs[:1]] if work.inputs and work.inputs[0].seq <= left["read"] else []
-    due = [] if inputs else [each for each in work.due if each.key in left["due"]][:1]
+    due = [] if inputs else [revisit for revisit in work.due if revisit.key in left["due"]][:1]
     rest = [*work.inputs[len(inputs) :], *work.due[len(due) :], *work.requests[len(work.open_requests) :]]
     return replace(work, inputs=inputs, due=due, requests=work.open_requests, more=work.more or bool(rest))
 
@@ -70,10 +70,10 @@ def left_alone(task: WakeTask, work: PendingWork, behind: int = 0) -> Alone | No
         behind: without the first of them, as many as this.
     """
     alone = task.get("alone")
-    if alone is None or any(each.kind == USER_INTERRUPT for each in work.inputs):
+    if alone is None or any(item.kind == USER_INTERRUPT for item in work.inputs):
         return None
-    inputs = sum(each.seq <= alone["read"] for each in work.inputs)
-    due = [each.key for each in work.due if each.key in alone["due"]]
+    inputs = sum(item.seq <= alone["read"] for item in work.inputs)
+    due = [revisit.key for revisit in work.due if revisit.key in alone["due"]]
     return Alone(wake=alone["wake"], read=alone["read"], due=due) if inputs + len(due) > behind else None
 
 
@@ -89,15 +89,15 @@ def as_given(task: WakeTask, work: PendingWork) -> PendingWork:
     """The work without what has come since an attempt of the wake has committed anything: its steps and commits, and
     the state in them, are of the work that it was given.
     """
-    rows = [each.result or "" for each in work.steps if each.wake_id == task["wake"] and each.key == GIVEN]
+    rows = [row.result or "" for row in work.steps if row.wake_id == task["wake"] and row.key == GIVEN]
     if not rows:
         return work
     given: Given = from_json(rows[0])
-    inputs = [each for each in work.inputs if each.seq <= given["read"]]
-    due = [each for each in work.due if each.key in given["due"]]
+    inputs = [item for item in work.inputs if item.seq <= given["read"]]
+    due = [revisit for revisit in work.due if revisit.key in given["due"]]
     requests = [
-        each._replace(expired=False) if each.expired and each.request_id not in given["expired"] else each
-        for each in work.requests
+        request._replace(expired=False) if request.expired and request.request_id not in given["expired"] else request
+        for request in work.requests
     ]
     is_due = len(due) < len(work.due) or requests != [*work.requests]
     return replace(
@@ -114,8 +114,8 @@ def given_work(work: PendingWork) -> Given:
     """The work of an attempt, for the next ones."""
     return Given(
         read=work.inputs[-1].seq if work.inputs else work.processed,
-        due=[each.key for each in work.due],
-        expired=[each.request_id for each in work.requests if each.expired],
+        due=[revisit.key for revisit in work.due],
+        expired=[request.request_id for request in work.requests if request.expired],
     )
 
 
@@ -132,7 +132,7 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
     cancelled = task.pop("cancelled_wakes", [])
     unclosed = await _find_unclosed(task, work, cancelled, ctx)
     if task.get("was_parked") and not work.inputs:
-        unclosed = [each for each in unclosed if each != cancelled[0]]
+        unclosed = [wake for wake in unclosed if wake != cancelled[0]]
     if unclosed:
         task["cancelled_wakes"] = unclosed
     if task.get("processed", work.processed) < work.processed or work.steps:
@@ -150,7 +150,7 @@ async def _find_unclosed(
         return []
     known = min(task.get("processed", 0), work.processed)  # their entries are behind it
     ends = all_wakes(journals.wakes, ctx.instance_id, known)
-    outcomes = {each.wake_id: each.outcome async for each in ends}
+    outcomes = {end.wake_id: end.outcome async for end in ends}
     unclosed: list[str] = []
     for wake in cancelled:
         outcome = outcomes.get(wake)
@@ -171,12 +171,12 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
     if own is None or own.lineage == "import":
         return
     base = 0 if own.base is None else own.base.up_to or 0
-    known = {each["id"] for each in task.get("delegations", [])}
+    known = {delegation["id"] for delegation in task.get("delegations", [])}
     inputs = JournalQuery(
         session_id=session_id, after=max(base, task.get("processed", 0)), before=work.processed + 1, limit=MAX_PAGE
     )
-    async for each in all_entries(journals.read, inputs):
-        meta = meta_of(each.payload) if each.is_input and not each.is_copied else ev.NO_META
+    async for entry in all_entries(journals.read, inputs):
+        meta = meta_of(entry.payload) if entry.is_input and not entry.is_copied else ev.NO_META
         if meta.delegation and meta.delegation not in known and not await _has_end(journals, meta):
             task["delegations"] = [*task.get("delegations", []), delegation_of(meta, cycles=1)]
 

@@ -313,13 +313,13 @@ class CreationPlanner:
                 continue
             query = JournalQuery(session_id=source, after=work.last_seq, before=page.last_seq + 1, limit=MAX_PAGE)
             since = await self.page(query)
-            if since.more or page.processed != work.processed or not all(each.is_input for each in since.entries):
+            if since.more or page.processed != work.processed or not all(entry.is_input for entry in since.entries):
                 continue
-            events = [self._kind.types.read(each).event for each in since.entries]
+            events = [self._kind.types.read(entry).event for entry in since.entries]
             if any(isinstance(event, UserInterrupt) for event in events):  # it drops all
                 return record, page, waiting_lines(work, [], [])
             answered = {event.request_id for event in events if isinstance(event, AnswerEvent)}
-            requests = [each for each in work.requests if each.request_id not in answered]
+            requests = [request for request in work.requests if request.request_id not in answered]
             return record, page, waiting_lines(work, requests, work.revisits)
         raise self._contention(source)
 
@@ -356,7 +356,7 @@ class CreationPlanner:
             wakes=found.wakes,
             requests=found.requests,
             revisits=found.revisits,
-            entries=found.entries if is_kept else [replace(each, recorded_at=None) for each in found.entries],
+            entries=found.entries if is_kept else [replace(entry, recorded_at=None) for entry in found.entries],
             state=state,
             state_times=found.times if is_kept else None,
             options={"times": times, "state": _digest(state), "entries": _entries_digest(found.entries)}
@@ -393,7 +393,7 @@ class CreationPlanner:
 
     async def ancestors(self, source: str) -> Sequence[Ancestor]:
         """See `CommonCalls.ancestors`."""
-        return [_ancestor(each) for each in await self._lineage(source)]
+        return [_ancestor(node) for node in await self._lineage(source)]
 
     async def resources(self, source: str) -> dict[str, str]:
         """See `CommonCalls.resources`."""
@@ -470,8 +470,8 @@ class CreationPlanner:
         """A side of a merge: its record, or that of its home, says what it has opened under the present lease."""
         place = home or conversation_id
         epoch = (await self.reads.held_epochs([place])).get(place)
-        records = [await self._records.load(each) for each in dict.fromkeys((conversation_id, place))]
-        marks = [dict(each.metadata.labels).get(OPEN) for each in records if each is not None]
+        records = [await self._records.load(state_id) for state_id in dict.fromkeys((conversation_id, place))]
+        marks = [dict(record.metadata.labels).get(OPEN) for record in records if record is not None]
         return _Side(conversation_id, home, epoch is not None and open_mark(place, epoch) in marks)
 
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:

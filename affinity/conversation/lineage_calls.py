@@ -58,15 +58,15 @@ class CommonCalls(EntryReader, Generic[M]):
         check_limit(limit)
         read = self._planner.reads.wakes
         found = await read(self.conversation_id, check_seq(after), newest_first=newest_first, limit=limit)
-        return [wake_of(each) for each in found]
+        return [wake_of(row) for row in found]
 
     async def processed_by(self, entries: Iterable[JournalEntry]) -> Mapping[int, str]:
         """The wakes that have processed the inputs among some entries of `history`: their ids, by the number of the
         input. A wake that has set an input aside has processed it (`ConversationHandle.dead_letters`). It is one read
         for a page of entries.
         """
-        inputs = [each for each in entries if each.wake_id is None and not each.kind.startswith("conversation.")]
-        seqs = sorted([each.seq for each in inputs])
+        inputs = [entry for entry in entries if entry.wake_id is None and not entry.kind.startswith("conversation.")]
+        seqs = sorted([entry.seq for entry in inputs])
         found: dict[int, str] = {}
         if seqs:
             async for wake in all_wakes(self._planner.reads.wakes, self.conversation_id, seqs[0]):

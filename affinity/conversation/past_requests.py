@@ -52,9 +52,9 @@ async def requests_at(
 
 def _begin_of_merge(lineage: Sequence[JournalLineage], at: int) -> int:
     """The last entry of the left side of the merge that entry ``at`` is in, which begins without requests; else 0."""
-    for each in lineage:
-        end = 0 if each.base is None else each.base.up_to or 0
-        if each.lineage == "merge" and end < at:
+    for node in lineage:
+        end = 0 if node.base is None else node.base.up_to or 0
+        if node.lineage == "merge" and end < at:
             return end
         at = min(at, end)
     return 0

@@ -82,17 +82,17 @@ async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
         page = await read(query)
         if page is None:
             return
-        for each in page.entries:
-            yield each
-            query = replace(query, before=each.seq) if query.newest_first else replace(query, after=each.seq)
+        for entry in page.entries:
+            yield entry
+            query = replace(query, before=entry.seq) if query.newest_first else replace(query, after=entry.seq)
         more = page.more
 
 
 async def all_wakes(read: ReadWakes, session_id: str, after: int = 0) -> AsyncIterator[JournalWake]:
     """How all wakes have ended whose last entry is behind ``after``, read page by page."""
     while page := await read(session_id, after):
-        for each in page:
-            yield each
+        for wake in page:
+            yield wake
         after = page[-1].seq
 
 
@@ -135,7 +135,7 @@ class EntryReader:
             UnknownEntry: an anchor that is not in the journal.
             InvalidInput: contradictory conditions, a number out of range, or an id or kind that is none.
         """
-        if sum(each is not None for each in (after, before, around, last)) > 1 and (last or around) is not None:
+        if sum(value is not None for value in (after, before, around, last)) > 1 and (last or around) is not None:
             raise InvalidInput("around and last exclude each other, after and before")
         most, name = (limit, "limit") if last is None else (last, "last")
         check_limit(most, name=name)
@@ -174,7 +174,7 @@ class EntryReader:
             UnknownEntry: it has no such wake.
         """
         query = JournalQuery(session_id=self.conversation_id, wake_id=check_id(wake_id, "wake"), limit=MAX_PAGE)
-        entries = [self._types.read(each) async for each in all_entries(self._page, query)]
+        entries = [self._types.read(entry) async for entry in all_entries(self._page, query)]
         if not entries:
             raise UnknownEntry(self.conversation_id, f"it has no wake {wake_id!r}")
         return entries
@@ -202,7 +202,7 @@ class EntryReader:
 
     async def _entries(self, query: JournalQuery) -> list[JournalEntry]:
         page = await self._page(query)
-        found = [self._types.read(each) for each in page.entries]
+        found = [self._types.read(entry) for entry in page.entries]
         return found[::-1] if query.newest_first else found
 
     async def _page(self, query: JournalQuery) -> JournalPage:

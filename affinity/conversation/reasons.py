@@ -26,7 +26,7 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
     (page,) = await journals_of(explainer.provider).read_journal([JournalQuery(session_id=me, pending=True, limit=1)])
     if page is None or page.closed:
         return None
-    if not any(has_code(one, NOUN, page.kind) for one in await explainer.alive()):
+    if not any(has_code(worker, NOUN, page.kind) for worker in await explainer.alive()):
         what = described(NOUN, page.kind)
         text = f"waits for a worker with {what}: no live worker has them; include them in the app of one"
         return explainer.reason("name_not_registered", text, {"name": page.kind})
@@ -42,7 +42,7 @@ async def _between_wakes(
 ) -> Explanation | None:
     """After a wake that has failed, or with inputs that no wake has read."""
     listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=info.instance_id), 1)
-    match [each.status for each in listed]:
+    match [row.status for row in listed]:
         case ["rescheduling"]:
             due = await explainer.next_timer(info, outstanding.timers)
             at = "soon" if due is None else f"at {time_text(due)}"
@@ -62,7 +62,7 @@ async def _idle(explainer: Explainer, me: str) -> Explanation:
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
         return explainer.reason("request", text, {"request_id": first.request_id, "due_at": first.expires_at})
     if work is not None and work.delegations:
-        return await _working(explainer, list({each.child: None for each in work.delegations})[:_CHILDREN])
+        return await _working(explainer, list({delegation.child: None for delegation in work.delegations})[:_CHILDREN])
     if work is not None and work.revisits:
         due = work.revisits[0].due_at
         return explainer.reason("revisit", f"waits for a revisit, due at {time_text(due)}", {"due_at": due})

@@ -43,7 +43,7 @@ class Reply:
     @property
     def events(self) -> Sequence[JournalEvent]:
         """The events that the handler has appended, without the trace."""
-        return [each.event for each in self.entries if not each.kind.startswith(TRACE_KINDS)]
+        return [entry.event for entry in self.entries if not entry.kind.startswith(TRACE_KINDS)]
 
     @cached_property
     def text(self) -> str:

@@ -72,20 +72,20 @@ class ReplyPageReader(PageReader):
         """
         if unknown := self._unknown(page):
             await self._read_ends(unknown, journals)
-        running = {each.wake_id for each in self._unknown(page)}
-        running |= {each.wake_id for each in page.stream if not self._is_known(each)}
+        running = {entry.wake_id for entry in self._unknown(page)}
+        running |= {part.wake_id for part in page.stream if not self._is_known(part)}
         if running and page.processed < self._seq:
             work = await journals.pending(self._conversation_id)
-            parts = [each for each in (work.steps if work else ()) if each.key == PART and each.wake_id in running]
-            self._running |= {each.wake_id for each in parts if int(each.result or 0) >= self._seq}
+            parts = [step for step in (work.steps if work else ()) if step.key == PART and step.wake_id in running]
+            self._running |= {step.wake_id for step in parts if int(step.result or 0) >= self._seq}
             if unknown := self._unknown(page):  # it may have ended meanwhile
                 await self._read_ends(unknown, journals)
 
     async def _read_ends(self, entries: Sequence[Entry], journals: Journals) -> None:
-        self._ends |= {each.seq: each for each in await journals.wakes(self._conversation_id, entries[0].seq - 1)}
+        self._ends |= {wake.seq: wake for wake in await journals.wakes(self._conversation_id, entries[0].seq - 1)}
 
     def _unknown(self, page: JournalPage) -> Sequence[Entry]:
-        return [each for each in page.entries if each.wake_id and self._has_read(each.wake_id, each.seq) is None]
+        return [entry for entry in page.entries if entry.wake_id and self._has_read(entry.wake_id, entry.seq) is None]
 
     def _is_known(self, part: StreamPart) -> bool:
         known = part.wake_id in self._running or (part.wake_id, part.attempt) in self._others

@@ -148,7 +148,7 @@ class _HandlerAttempt(Attempt[S]):
             return await self._record_failure(self.task["failed"])
         if "aside" in self.task and (outcome := await self._set_aside()) is not None:
             return outcome
-        expired = [each for each in self.work.requests if each.expired]
+        expired = [request for request in self.work.requests if request.expired]
         if not (self.work.inputs or self.work.due or expired):
             outcome = self._outcome("nothing")
             return outcome | {"more": True} if self.work.more else outcome
@@ -175,12 +175,12 @@ class _HandlerAttempt(Attempt[S]):
 
     async def _handle(self, stream: StreamWriter) -> Wake:
         """Run the handler; its additions are collected, and its change of the state is staged."""
-        entries = [self.spec.types.read(each) for each in self.work.inputs]
+        entries = [self.spec.types.read(item) for item in self.work.inputs]
         committed = await self._read_committed()
         self._note_begin()
         pending = [*entries, *self._expire()]
         self.writing.processed = self.read
-        self.writing.ended_revisits += [each.key for each in self.work.due]
+        self.writing.ended_revisits += [revisit.key for revisit in self.work.due]
         self.writing.is_interrupted = self.work.more and bool(await self._last_interrupt(self.read))
         wake = Wake(self._parts(pending, stream, committed))
         try:
@@ -192,7 +192,7 @@ class _HandlerAttempt(Attempt[S]):
 
     async def _run_handler(self, wake: Wake) -> None:
         """Run the handler within the open state, which a handler that is left behind keeps from others."""
-        senders = [each.trace for each in self.metas]
+        senders = [meta.trace for meta in self.metas]
         with wake_span(self.spec.name, wake, senders, self.task.get("elapsed", 0.0)):
             self.parts.opening = opening = self.conversations._open_state(self.ctx, self.work)
             async with opening as state:
@@ -206,22 +206,22 @@ class _HandlerAttempt(Attempt[S]):
     async def _read_committed(self) -> Sequence[Entry]:
         """The entries that earlier attempts of this wake have committed, without its trace."""
         wake = self.task["wake"]
-        if not any(each.wake_id == wake and each.key == PART for each in self.work.steps):
+        if not any(step.wake_id == wake and step.key == PART for step in self.work.steps):
             return []
         query = JournalQuery(session_id=self.writing.session_id, wake_id=wake, limit=MAX_PAGE)
-        found = [each async for each in all_entries(self.journals.read, query)]
-        return [each for each in found if not each.kind.startswith(TRACE_KINDS)]
+        found = [entry async for entry in all_entries(self.journals.read, query)]
+        return [entry for entry in found if not entry.kind.startswith(TRACE_KINDS)]
 
     async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
         """The inputs without the answers that an interrupt has cleared before any wake had read them.
 
         The interrupt need not be among the inputs of this wake: it may stand behind them, or have come since the read.
         """
-        answers = [each.seq for each in pending if isinstance(each.event, ev.AnswerEvent) and each.seq <= self.read]
+        answers = [entry.seq for entry in pending if isinstance(entry.event, ev.AnswerEvent) and entry.seq <= self.read]
         if not answers:
             return pending
         last = await self._last_interrupt(answers[0])
-        return [each for each in pending if each.seq not in answers or each.seq > last]
+        return [entry for entry in pending if entry.seq not in answers or entry.seq > last]
 
     async def _last_interrupt(self, after: int) -> int:
         """Number of the last interrupt behind an entry that no wake has processed; 0: there is none.
@@ -254,12 +254,12 @@ class _HandlerAttempt(Attempt[S]):
     def _parts(self, pending: Sequence[ev.JournalEntry], stream: StreamWriter, committed: Sequence[Entry]) -> WakeParts:
         inputs = WakeInputs(
             pending=pending,
-            due=[revisit_of(each) for each in self.work.due],
+            due=[revisit_of(revisit) for revisit in self.work.due],
             requests=[
-                request_of(each, self.spec.types, self.ctx.instance_id, self.spec.name)
-                for each in self.work.open_requests
+                request_of(request, self.spec.types, self.ctx.instance_id, self.spec.name)
+                for request in self.work.open_requests
             ],
-            revisits={each.key for each in self.work.revisits if each not in self.work.due},
+            revisits={revisit.key for revisit in self.work.revisits if revisit not in self.work.due},
             parent=self.work.parent,
             committed=committed,
         )
@@ -283,7 +283,7 @@ class _HandlerAttempt(Attempt[S]):
     def _expire(self) -> list[ev.JournalEntry]:
         """Answer the requests that have expired, as refused."""
         found = []
-        for number, request in enumerate([each for each in self.work.requests if each.expired], 1):
+        for number, request in enumerate([request for request in self.work.requests if request.expired], 1):
             answer = self.spec.types.expired_answer(request.kind, request.request_id)
             entry = self.writing.note(answer)
             self.writing.held.append(entry)
@@ -310,7 +310,7 @@ class _HandlerAttempt(Attempt[S]):
         await self._count_cycles(reason, ends_own)
         reason = self._stop_reason(wake)  # delegations that have ended may have dropped revisits
         self._end("done", reason=reason)
-        requests = {"requests": [each.request_id for each in wake.requests]} if wake.requests else {}
+        requests = {"requests": [request.request_id for request in wake.requests]} if wake.requests else {}
         self.writing.record("conversation.idle", {"stop_reason": reason, **requests})
         self.ctx._enlist(self.writing)
         outcome = self._outcome("done")
@@ -325,7 +325,7 @@ class _HandlerAttempt(Attempt[S]):
         """
         own = self.writing.requested
         pending = self.parts.inputs.requests
-        pending[:] = [each for each in pending if each.request_id not in own]
+        pending[:] = [request for request in pending if request.request_id not in own]
         self.writing.requests.clear()
         self.writing.revisits.clear()
 
@@ -349,19 +349,25 @@ class _HandlerAttempt(Attempt[S]):
         finish = self.parts.finish
         has_open = self.writing.has_open_delegations
         is_done = finish.is_set or (reason in DONE and not has_open)
-        done = {each["id"] for each in self.delegations if is_done}
-        done |= {each.delegation or "" for each in self.metas if ends_own and not has_open}
-        for each in self.delegations:
-            each["cycles"] += 1
-        ended = [each for each in self.delegations if each["id"] in done or each["cycles"] >= each["max_cycles"]]
-        self.delegations = [each for each in self.delegations if each not in ended]
-        for each in ended:
-            self._notify_parent(each, "completed" if each["id"] in done else "max_cycles", result=finish.result)
+        done = {delegation["id"] for delegation in self.delegations if is_done}
+        done |= {meta.delegation or "" for meta in self.metas if ends_own and not has_open}
+        for delegation in self.delegations:
+            delegation["cycles"] += 1
+        ended = [
+            delegation
+            for delegation in self.delegations
+            if delegation["id"] in done or delegation["cycles"] >= delegation["max_cycles"]
+        ]
+        self.delegations = [delegation for delegation in self.delegations if delegation not in ended]
+        for delegation in ended:
+            self._notify_parent(
+                delegation, "completed" if delegation["id"] in done else "max_cycles", result=finish.result
+            )
         if ended and not is_done and not self.delegations:  # it may run no more
             self.writing.revisits.clear()
             pending = await self.journals.get_pending(self.writing.session_id, 0)  # the wake's parts have added some
-            self.writing.ended_revisits = [each.key for each in pending.revisits] if pending else []
-            if not any(each.expires_at is not None for each in self.parts.inputs.requests):
+            self.writing.ended_revisits = [revisit.key for revisit in pending.revisits] if pending else []
+            if not any(request.expires_at is not None for request in self.parts.inputs.requests):
                 self.work = replace(self.work, next_due=None)
                 self.writing.later.clear()
                 self.writing.has_later_revisit = False

@@ -118,8 +118,8 @@ async def _deliver(journals: JournalAccess, kind: ConversationKind, delivery: De
         return Delivered(sent=1, refused=0, after=None)
     done = delivery.get("done", Delivered(sent=0, refused=0))
     found = await journals.list(_filter_of(kind, delivery), MAX_PAGE)
-    outcomes = await journals.append_inputs([new(session_id=each.session_id) for each in found])
-    sent = sum(each.outcome in _SENT for each in outcomes)
+    outcomes = await journals.append_inputs([new(session_id=row.session_id) for row in found])
+    sent = sum(outcome.outcome in _SENT for outcome in outcomes)
     last = (found[-1].created_at.isoformat(), found[-1].session_id) if len(found) == MAX_PAGE else None
     return Delivered(sent=done["sent"] + sent, refused=done["refused"] + len(found) - sent, after=last)
 

@@ -61,6 +61,6 @@ async def _reply_of(journals: Journals, reply: Reply, wake: JournalWake) -> Repl
     if wake.wake_id == reply.wake_id:
         return reply
     query = JournalQuery(session_id=reply.conversation_id, wake_id=wake.wake_id, limit=MAX_PAGE)
-    entries = [each async for each in all_entries(journals.read, query)]
+    entries = [entry async for entry in all_entries(journals.read, query)]
     about = replace(reply, wake_id=wake.wake_id, processed=wake.processed, stop_reason=wake.reason)
     return replace(about, _entries=entries)

@@ -103,7 +103,7 @@ async def _commit_spans(parts: WakeParts) -> None:
     count = len([*takewhile(trace.__contains__, entries)])
     if not count or parts.writing.creations:  # these begin with what the wake has processed
         return
-    shown = entries[:count] = trace[:count] = [_once(parts, each) for each in entries[:count]]
+    shown = entries[:count] = trace[:count] = [_once(parts, entry) for entry in entries[:count]]
     part = parts.writing.part(entries=shown, steps=[part_step(parts)])
     try:
         await parts.context._commit_now(part=part)
@@ -111,7 +111,7 @@ async def _commit_spans(parts: WakeParts) -> None:
         logger.debug("the trace of wake %s is not shown: %s", parts.wake_id, error)
         return
     for of in (parts.writing.entries, trace):
-        of[:] = [each for each in of if each not in shown]
+        of[:] = [entry for entry in of if entry not in shown]
     parts.journals.note_written(part)
 
 

@@ -70,15 +70,15 @@ class WakeSteps:
         self._writing = parts.writing
         self.kept: KeptState = parts.kept
         """The state in the attempts."""
-        self._has_given = any(each.key == GIVEN and each.wake_id == parts.wake_id for each in parts.writing.work.steps)
-        steps = [each for each in parts.writing.work.steps if not (is_kept(each) or each.key == GIVEN)]
+        self._has_given = any(step.key == GIVEN and step.wake_id == parts.wake_id for step in parts.writing.work.steps)
+        steps = [step for step in parts.writing.work.steps if not (is_kept(step) or step.key == GIVEN)]
         # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
-        self._before = {each.key: each for each in steps if each.wake_id != parts.wake_id and each.key != PART}
-        self._done = {each.key: each for each in steps if each.wake_id == parts.wake_id}
+        self._before = {step.key: step for step in steps if step.wake_id != parts.wake_id and step.key != PART}
+        self._done = {step.key: step for step in steps if step.wake_id == parts.wake_id}
         self._others = _StepsOfOthers(parts.tried_with, self._before, self._writing)
         self.has_parts: bool = PART in self._done
         """Whether earlier attempts of the wake have committed entries."""
-        self._size = sum([len(each.result or "") for each in self._done.values()])
+        self._size = sum([len(step.result or "") for step in self._done.values()])
         self._numbers: Counter[str] = Counter()
         self._running: set[tuple[str, str | int]] = set()
         """Names of the steps that run, each with its key, or its place without one."""
@@ -315,8 +315,8 @@ class WakeSteps:
     def _take_part(self) -> JournalWrite:
         """The additions so far, as a part."""
         part, trace = self._writing.take_part(), self._parts.trace
-        gone = {id(each) for each in part.entries}
-        trace.entries[:] = [each for each in trace.entries if id(each) not in gone]
+        gone = {id(entry) for entry in part.entries}
+        trace.entries[:] = [entry for entry in trace.entries if id(entry) not in gone]
         return part
 
     @contextmanager
@@ -369,7 +369,7 @@ class _StepsOfOthers:
         self._is_used = wake_id is not None
         self._before, self._writing = before, writing
         self._by_place: dict[tuple[str, int], list[Step]] = {}
-        for step in [each for each in before.values() if each.wake_id == wake_id]:
+        for step in [earlier for earlier in before.values() if earlier.wake_id == wake_id]:
             match from_json(step.key):
                 case [*_, str(name), int(number)]:
                     self._by_place.setdefault((name, number), []).append(before.pop(step.key))
@@ -401,7 +401,7 @@ class Committed:
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        self._left = [each for each in entries if each.kind != TOOL_RESULT]
+        self._left = [entry for entry in entries if entry.kind != TOOL_RESULT]
 
     def take(self, kind: str, is_same: Callable[[str], bool]) -> Entry | None:
         """Take the first remaining entry of this kind with the same payload: it is used once."""

@@ -374,7 +374,7 @@ class Streams:
         """Write the parts; returns the journals that have lost the ones before."""
         self._writing, lost = set(parts), set[int]()
         try:
-            for batch in batches([part for each in parts.values() for part in each], lambda part: len(part.payload)):
+            for batch in batches([part for kept in parts.values() for part in kept], lambda part: len(part.payload)):
                 lost.update(await self._provider.write_stream(batch))
             return lost
         finally:

@@ -189,10 +189,10 @@ class Imported:
             first.setdefault(entry.wake_id, seq)
         return [
             InheritedRequest(
-                *(each.request_id, each.kind, to_json(each.payload).decode(), each.wake_id),
-                *(first.get(each.wake_id, 1), each.created_at, each.expires_at),
+                *(request.request_id, request.kind, to_json(request.payload).decode(), request.wake_id),
+                *(first.get(request.wake_id, 1), request.created_at, request.expires_at),
             )
-            for each in self.waiting
+            for request in self.waiting
         ]
 
     @property
@@ -259,8 +259,8 @@ class Imported:
                 case int(number):
                     found[name] = None if entry.is_copied else bisect_right(self.seqs, number)
                 case list(numbers):
-                    kept = [self._place(each) for each in numbers if isinstance(each, int) and not entry.is_copied]
-                    found[name] = [each for each in kept if each is not None]
+                    kept = [self._place(seq) for seq in numbers if isinstance(seq, int) and not entry.is_copied]
+                    found[name] = [place for place in kept if place is not None]
         return found
 
     def _place(self, number: int) -> int | None:
@@ -275,7 +275,7 @@ def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: M
     last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
     about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **own.about, **usage}
     head = {"format": FORMAT, **about, **_node(own)}
-    return [_line("conversation", head), *[_line("ancestor", _node(each)) for each in ancestors]]
+    return [_line("conversation", head), *[_line("ancestor", _node(node)) for node in ancestors]]
 
 
 def record_line(record: SessionRecord) -> str:

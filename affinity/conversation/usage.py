@@ -70,7 +70,7 @@ class UsageCounter:
 
 def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
     """Usage that compressions have left out. The nearest compressions suffice: each includes the earlier ones."""
-    by_id = {each.journal_id: each for each in lineage}
+    by_id = {node.journal_id: node for node in lineage}
     found: Spent = {}
     seen: set[int] = set()
     at = [lineage[0].journal_id]

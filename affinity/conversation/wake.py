@@ -131,7 +131,9 @@ class Wake(CommonCalls[None], RunCalls):
         self._revisits = parts.inputs.revisits
         self._usage: dict[str, int] = {}
         self._number = 0
-        self._left_revisits = [each for each in parts.writing.work.revisits if each.key.startswith(f"{parts.wake_id}.")]
+        self._left_revisits = [
+            revisit for revisit in parts.writing.work.revisits if revisit.key.startswith(f"{parts.wake_id}.")
+        ]
         self._committed = Committed(parts.inputs.committed)
         self._outcome: OutcomeUpdated | None = None
         for entry in self._read_committed():
@@ -163,7 +165,7 @@ class Wake(CommonCalls[None], RunCalls):
         return self._read_committed()
 
     def _read_committed(self) -> Sequence[JournalEntry]:
-        return [self._types.read(each) for each in self._parts.inputs.committed]
+        return [self._types.read(entry) for entry in self._parts.inputs.committed]
 
     @property
     def read_up_to(self) -> int:
@@ -175,7 +177,7 @@ class Wake(CommonCalls[None], RunCalls):
         """The last interrupt among the inputs. It has dropped the requests and revisits that were pending, and cleared
         the answers that no wake had read.
         """
-        return next((each for each in reversed(self.events) if isinstance(each, UserInterrupt)), None)
+        return next((event for event in reversed(self.events) if isinstance(event, UserInterrupt)), None)
 
     @property
     def requests(self) -> Sequence[PendingRequest[JournalEvent]]:
@@ -672,7 +674,7 @@ class Wake(CommonCalls[None], RunCalls):
         """Ids of the children, newest first, at most `limits.MAX_PAGE`; without children that this wake creates."""
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
-        return [each.session_id for each in await self._parts.journals.list(where, MAX_PAGE)]
+        return [row.session_id for row in await self._parts.journals.list(where, MAX_PAGE)]
 
     async def kind_of_child(self, child_id: str) -> str | None:
         """The kind of a child; None: this conversation has no such child."""
@@ -685,7 +687,7 @@ class Wake(CommonCalls[None], RunCalls):
         """The journal id of a child; None: there is none yet."""
         if child_id == self.conversation_id:
             raise errors.NotAParent(child_id, "a conversation is not its own child")
-        if any(each.session_id == child_id for each in self._writing.creations):
+        if any(creation.session_id == child_id for creation in self._writing.creations):
             raise errors.NotAParent(child_id, "this wake makes it from another conversation")
         page = await self._parts.journals.read(JournalQuery(session_id=child_id, limit=1))
         if page is None:
@@ -760,13 +762,13 @@ class Wake(CommonCalls[None], RunCalls):
 
     async def _create(self, creation: JournalCreation) -> None:
         new_id = creation.session_id
-        made = {each.session_id for each in self._writing.creations} | {
-            each.session_id for each in self._writing.appends
+        made = {planned.session_id for planned in self._writing.creations} | {
+            append.session_id for append in self._writing.appends
         }
         taken = await self._planner.is_taken(new_id) or await self._parts.journals.has_instance(new_id)
         if taken or new_id in made:
             raise errors.ConversationExists(new_id, "its id is in use")
-        size = sum([each.size for each in (*self._writing.creations, creation)])
+        size = sum([planned.size for planned in (*self._writing.creations, creation)])
         if self._writing.creations and size > MAX_STATE_BYTES:
             raise errors.PayloadTooLarge(
                 f"the conversations that the wake makes have {size} bytes, over the limit of {MAX_STATE_BYTES}"
@@ -788,7 +790,7 @@ class Wake(CommonCalls[None], RunCalls):
             read = await super()._entries(query)
             if query.kinds or query.wake_id is not None:
                 return read
-            kept = [each for each in read if not self._is_own_trace(each)]
+            kept = [entry for entry in read if not self._is_own_trace(entry)]
             found = [*kept, *found] if query.newest_first else [*found, *kept]
             if len(kept) == len(read):
                 return found
@@ -811,7 +813,7 @@ class Wake(CommonCalls[None], RunCalls):
             limit: how many at most.
         """
         where = JournalFilter(kind=self._kind.name, prefix=prefix, session_id=conversation_id)
-        return [info_of(each) for each in await self._parts.journals.list(where, limit)]
+        return [info_of(row) for row in await self._parts.journals.list(where, limit)]
 
     async def read(
         self,

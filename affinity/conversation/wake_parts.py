@@ -159,9 +159,9 @@ def blocked_journals(database: str, conversation_id: str) -> Collection[int]:
     if parts is None or parts.has_ended:
         return ()
     found = [parts]
-    for one in found:
-        found += [each.by for each in tuple(_waits) if _is_for(each, one) and each.by not in found]
-    return [one.writing.work.journal_id for one in found if one.address == (database, conversation_id)]
+    for wake in found:
+        found += [wait.by for wait in tuple(_waits) if _is_for(wait, wake) and wait.by not in found]
+    return [wake.writing.work.journal_id for wake in found if wake.address == (database, conversation_id)]
 
 
 def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:

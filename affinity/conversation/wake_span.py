@@ -43,7 +43,7 @@ def _span_of(attempt: Attempt, kind: str, wake: Wake, senders: Sequence[str | No
         "affinity.wake_id": wake.id,
         "affinity.attempt": wake.attempt,
     }
-    traced = [each for each in senders if each is not None]
+    traced = [sender for sender in senders if sender is not None]
     name = f"invoke_agent {kind}"
     with attempt_span(attempt, name=name, senders=traced, waited=elapsed, attributes=attributes) as span:
         try:

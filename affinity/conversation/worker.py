@@ -129,8 +129,8 @@ class WorkerJournals:
     async def append_inputs(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
         """Append inputs of other journals, with event ids."""
         appended = await self._retry(partial(self._store.append_journal, appends)) if appends else []
-        for each in appends:
-            self._notifier.notify_change(each.session_id)
+        for append in appends:
+            self._notifier.notify_change(append.session_id)
         if appends:
             self._notifier.hint(None)  # whichever workers have the instances, or the sessions of parked wakes
         return appended

@@ -150,7 +150,7 @@ class WakeWriting:
         """Drop all additions but these entries: the handler has failed."""
         self.entries = list(keep)
         self.held.clear()
-        for each in (
+        for changes in (
             self.requests,
             self.revisits,
             self.ended_requests,
@@ -160,7 +160,7 @@ class WakeWriting:
             self.creations,
             self.starts,
         ):
-            each.clear()
+            changes.clear()
         self.processed = self.work.processed
 
     def check_known(self) -> None:
@@ -184,13 +184,13 @@ class WakeWriting:
     @property
     def ended_delegations(self) -> list[str]:
         """Ids of the delegations whose ends the wake has processed."""
-        ends = [each for each in self.work.inputs if each.kind in ENDS and each.seq <= self.processed]
-        return [str(from_json(each.payload)[ENDS[each.kind]]) for each in ends]
+        ends = [item for item in self.work.inputs if item.kind in ENDS and item.seq <= self.processed]
+        return [str(from_json(item.payload)[ENDS[item.kind]]) for item in ends]
 
     @property
     def has_open_delegations(self) -> bool:
         """Delegations are left behind this wake."""
-        begun = {each.delegation_id for each in (*self.work.delegations, *self.delegations)}
+        begun = {delegation.delegation_id for delegation in (*self.work.delegations, *self.delegations)}
         return bool((begun | self.delegated).difference(self.ended_delegations))
 
     @property
@@ -205,9 +205,9 @@ class WakeWriting:
 
     def has_additions_beside(self, trace: Sequence[NewEntry]) -> bool:
         """Whether a part would commit anything but these entries."""
-        known = {id(each) for each in (*self.held, *trace)}
+        known = {id(entry) for entry in (*self.held, *trace)}
         added = (self.requests, self.revisits, self.appends, self.steps)
-        return any(id(each) not in known for each in self.entries) or any(added)
+        return any(id(entry) not in known for entry in self.entries) or any(added)
 
     def take_steps(self) -> JournalWrite:
         """The steps as a part, without anything else."""
@@ -216,9 +216,9 @@ class WakeWriting:
 
     def take_part(self) -> JournalWrite:
         """The additions so far, as a part of the wake, which goes on."""
-        held = {id(each) for each in self.held}
-        entries = [each for each in self.entries if id(each) not in held]
-        again = {each.key for each in self.revisits}
+        held = {id(entry) for entry in self.held}
+        entries = [entry for entry in self.entries if id(entry) not in held]
+        again = {revisit.key for revisit in self.revisits}
         part = self.part(
             entries=entries,
             requests=[] if self.is_interrupted else self.requests,
@@ -231,9 +231,9 @@ class WakeWriting:
             steps=self.steps,
         )
         now = self.journals.monotonic()
-        self.delegated |= {each.delegation_id for each in self.delegations}
-        self.later += [now + each.delay for each in self.revisits]
-        self.later += [now + each.expires_in for each in self.requests if each.expires_in is not None]
+        self.delegated |= {delegation.delegation_id for delegation in self.delegations}
+        self.later += [now + revisit.delay for revisit in self.revisits]
+        self.later += [now + request.expires_in for request in self.requests if request.expires_in is not None]
         self.has_later_revisit |= bool(self.revisits)
         self.ended_revisits = [key for key in self.ended_revisits if key not in again]
         self._number += len(entries)
