@@ -1,13 +1,13 @@
-"""The provider contract: what a database must do so that durable work with session affinity is safe on it.
+"""The provider contract: the duties of a database that make durable work with session affinity safe.
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
 ``message_keys``, ``worker_queue``, ``parked_items``, ``session_moves``, ``session_states``, ``session_holds``,
-``session_watches``, ``activity_waits``, ``resources``, ``quotas`` and ``timeline``, and promises what the conformance
-suite (`affinity_conformance.providers`) asserts, no more and no less.
+``session_watches``, ``activity_waits``, ``resources``, ``quotas`` and ``timeline``. It promises exactly the behaviour
+that the conformance suite (`affinity_conformance.providers`) asserts.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
-`AdministrationProvider` (administration.py); what they have in common is `ProviderConnection` (connection.py). The
+`AdministrationProvider` (administration.py); they have `ProviderConnection` (connection.py) in common. The
 records that they take and return are in modules by subject: workers, hints, work_items, sessions, instances, turns,
 retention, management. Import all of them from this package. The tables and verbs of guests, such as
 `affinity.schedules.store.contract.ScheduleProvider`, are theirs: see `affinity.provider.parts`.
@@ -74,10 +74,10 @@ Easy to get wrong
     * Conditions. The statement that acts checks capacity, ownership, liveness and tokens. On PostgreSQL the clock is
       ``clock_timestamp()``, because ``now()`` is the start of the transaction.
     * Batches. Fetch, ack, renew and commit take many items in one round trip. A read is bounded in rows and bytes, and
-      the bound applies before the lock: what the caller does not get is neither locked, nor counted, nor sent.
+      the bound applies before the lock: rows that the caller does not get are neither locked, nor counted, nor sent.
     * The parts of one turn see each other. A single SQL statement does not see its own inserts.
-    * Order. An ordered item that is not the first of its session is in no fetch. The removal of the first one promotes
-      the next, in the same transaction, whatever removes it: also beside an add, or another removal.
+    * Order. No fetch returns an ordered item that is not the first of its session. Whatever removes the first item
+      promotes the next in the same transaction, also when an add or another removal runs at the same time.
     * Session state. A write without a lease begins a new epoch before it changes the record; `affinity.records` has all
       fences.
     * Parts of guests. A call with a `CommitPart` of a guest that the provider does not know raises `InvalidOptions`,
@@ -86,9 +86,9 @@ Easy to get wrong
       locks the item, or after it.
     * Held rows. A call that waits for a row which another transaction goes on holding raises `LockTimeout` after a
       fraction of a second, so that its caller can do the rest of the batch; within `BRIEFLY` almost immediately. A
-      renewal waits for none: what is held is renewed the next time. SQLite has no rows to hold. No verb can hold a
-      row, so a provider asserts this by tests of its own.
-    * Hints with a call. ``commit_turn`` sends hints after its transaction; a failed hint is no error.
+      renewal does not wait: it skips held rows, and renews them the next time. SQLite has no rows to hold. No verb can
+      hold a row, so a provider asserts this by tests of its own.
+    * Hints with a call. ``commit_turn`` sends hints after its transaction, and does not fail if a hint fails.
 """
 
 from __future__ import annotations

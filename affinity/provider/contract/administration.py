@@ -41,8 +41,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def set_drain_wanted(self, worker_id: str, *, wanted: bool) -> bool:
-        """Drain a worker, alive or not, without ending it: it is draining from now on, and each process that
-        registers its name, until it is called with False. False: no such worker.
+        """Drain a worker, alive or not, without ending it. The worker, and each process that registers its name, is
+        draining until a call with ``wanted=False``. Returns False if the worker does not exist.
         """
         ...
 
@@ -68,19 +68,19 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def prune_instances(
         self, status: frozenset[str], older_than: float, *, after: datetime | None = None, dry_run: bool = False
     ) -> InstancePruning:
-        """One step of removing instances that ended more than ``older_than`` seconds ago with one of these statuses
+        """Do one step of removing instances that ended more than ``older_than`` seconds ago with one of these statuses
         (of `FINISHED`), oldest first, as `delete_instance` removes them.
 
         A child goes with its parent, never before it. A tree stays while a member of it has not ended for that long.
         Rows that another transaction is changing are passed over. A step reads `limits.PRUNE_WINDOW` ended instances
         that ended after ``after``, and removes trees up to about `limits.PRUNE_EVENTS` events, at least one tree. The
-        step may end after `limits.PRUNE_STEP_SECONDS`. With ``dry_run`` it removes nothing, and returns what it would
-        remove.
+        step may end after `limits.PRUNE_STEP_SECONDS`. With ``dry_run`` it returns the rows that it
+        would remove, and removes nothing.
         """
         ...
 
     async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-        """One step of removing histories of former executions, and old keys of messages with their replies.
+        """Do one step of removing histories of former executions, and old keys of messages with their replies.
 
         An execution is a former one if ``continue_as_new``, a reset or a restart ended it more than ``older_than``
         seconds ago. A step removes at most `limits.PRUNE_EVENTS` events, the latest of a history first, and may end
@@ -90,23 +90,23 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
-        """The origins of the events of one execution, oldest first. Events that a reset keeps keep their origins."""
+        """Return the origins of the events of one execution, oldest first. Events keep their origins in a reset."""
         ...
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
-        """Work items of an instance, oldest activity first."""
+        """Return the work items of an instance, oldest activity first."""
         ...
 
     async def list_executions(
         self, instance_id: str, limit: int, *, before: int | None = None
     ) -> Sequence[ExecutionInfo]:
-        """One page of the executions of an instance whose histories are kept, and the current one; newest first. The
-        next page is ``before`` the last execution id seen.
+        """Return one page of the executions of an instance whose histories are kept, and of the current execution;
+        newest first. The next page is ``before`` the last execution id seen.
         """
         ...
 
     async def list_tree(self, instance_id: str, limit: int) -> Sequence[TreeMember]:
-        """An instance, its children and theirs, in any order; at most ``limit``, the nearest to the instance."""
+        """Return an instance, its children and theirs, in any order; at most ``limit``, the nearest to the instance."""
         ...
 
     async def measure_queues(self, limit: int) -> QueueStatistics:
@@ -116,8 +116,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def sample_waiting_work(self, limit: int) -> Sequence[WaitingWork]:
         """Count work that waits for any worker, by kind, name and tag, among the ``limit`` oldest rows of each route.
 
-        That is visible, unlocked work items whose session, if any, has no holder; and visible messages of instances
-        without an owner. Items with a session and items without one may be counted in separate records.
+        Such work is visible, unlocked work items whose session, if any, has no holder; and visible messages of
+        instances without an owner. Items with a session and items without one may be counted in separate records.
         """
         ...
 
@@ -128,7 +128,7 @@ class AdministrationProvider(ProviderConnection, Protocol):
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> Sequence[SessionMove]:
-        """One page of ``limit`` moves in the order of their epochs.
+        """Return one page of ``limit`` moves in the order of their epochs.
 
         With ``after``, the first moves after that epoch; else the last moves, with ``before`` the last before that
         epoch. A move may be committed a moment after a move with a greater epoch.
@@ -136,27 +136,30 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def list_workers(self) -> Sequence[WorkerInfo]:
-        """Worker rows by id, alive or not. The sessions of each are counted while the database has fewer than
-        `limits.SCRAPE_COUNT`; else they are what the worker said last (`get_load`), 0 before.
+        """Return worker rows by id, alive or not. The sessions of each are counted while the database has fewer than
+        `limits.SCRAPE_COUNT`; else they are the number that the worker last reported (`get_load`), 0 before.
         """
         ...
 
     async def list_code(self) -> Sequence[RegisteredCode]:
-        """What workers have code for, once for all that registered the same; live workers and those whose rows stay."""
+        """Return the code that workers have, once for all workers that registered the same: live workers, and others
+        whose rows stay.
+        """
         ...
 
     async def desired_workers(self) -> WorkerDemand:
-        """How many workers the sessions need that are held, or have work and no holder. Work that is visible later, and
-        work without a session, does not count. Where no worker says how many sessions it may hold, it is 100.
+        """Return the number of workers that the sessions need: those that are held, or have work and no holder. Work
+        that is visible later, and work without a session, does not count. While no worker reports how many sessions it
+        may hold, 100 is assumed.
         """
         ...
 
     async def suspend_rebalancing(self, *, suspended: bool) -> None:
-        """Have no worker offer sessions to others any more, or again. Offers that were made stay."""
+        """Stop workers from offering sessions to other workers, or let them offer again. Earlier offers stay."""
         ...
 
     async def get_quotas(self) -> Quotas:
-        """The limits of the database."""
+        """Return the limits of the database."""
         ...
 
     async def set_quotas(self, limits: Quotas) -> None:

@@ -1,4 +1,4 @@
-"""What every side of a provider has: the connection, histories, sessions, records of session state, hints."""
+"""The verbs that every side of a provider has: connection, histories, sessions, records of session state, hints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
 from affinity.records import SessionStore, WaitEdge
 
 BRIEFLY: Final = ContextVar("affinity_briefly", default=False)
-"""Calls wait hardly at all for a row that another transaction holds: they raise `LockTimeout`. For calls that are tried
-again and again, with others behind them.
+"""True: calls raise `LockTimeout` almost immediately when another transaction holds a row that they need. Set for calls
+that are retried and that other calls wait behind.
 """
 
 
@@ -30,17 +30,17 @@ class ProviderConnection(Protocol):
 
     @property
     def timeline(self) -> str:
-        """The name of the database's timeline (`affinity.provider.timeline`), as of the last read. If it is the same
-        before a call and after a later read, nothing that the call wrote or saw was lost in between. If it differs,
-        something may have been lost.
+        """The name of the database's timeline (`affinity.provider.timeline`) at the last read. If it is the same before
+        a call and after a later read, nothing that the call wrote or saw was lost in between. If it differs, something
+        may have been lost.
         """
         ...
 
     @property
     def database(self) -> str:
-        """A name of the database, among all that this process has open: two databases, and two schemas of one, have
-        different names, and all providers of one database have the same. It stays the same at a new connection. It is
-        another one if the database is replaced, and may be at a new timeline.
+        """The name of the database among all that this process has open. Two databases, and two schemas of one, have
+        different names; all providers of one database have the same. The name stays the same at a new connection. It
+        changes if the database is replaced, and may change at a new timeline.
         """
         ...
 
@@ -56,10 +56,10 @@ class ProviderConnection(Protocol):
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[HistoryPage]:
-        """The next events of some executions, one page for each; empty when there are none.
+        """Return the next events of some executions, one page for each; a page is empty when there are no events.
 
-        Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes: at least one, if there is
-        one. Later pages are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
+        Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes; at least one event is
+        read, if there is any. Later pages are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
         """
         ...
 
@@ -71,26 +71,27 @@ class ProviderConnection(Protocol):
         after: str | None = None,
         limit: int = 100,
     ) -> Sequence[SessionInfo]:
-        """Session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id, with
-        ``worker_id`` only of sessions that this worker holds, or was the last to hold. Reads only.
+        """Return session rows, held or not: the rows of these sessions, or else one page of ``limit`` rows by id. With
+        ``worker_id`` it has only sessions that this worker holds, or was the last to hold. Reads only.
         """
         ...
 
     async def get_waits(self, instance_id: str) -> Sequence[WaitEdge]:
         """Return the noted waits of an instance, and of the instances that it waits for, directly or not, oldest first;
-        at most `limits.MAX_WAITS_READ`. Only waits of activities that run, for what has not come. Reads only.
+        at most `limits.MAX_WAITS_READ`. Only waits of running activities that have not been answered. Reads only.
         """
         ...
 
     async def get_load(self, identity: WorkerIdentity | None = None, *, held: int = 0) -> FleetLoad:
-        """How full the workers are, as they said last. A worker also says how many sessions it holds; that is not
-        stored when its lease has ended.
+        """Return how full the workers are, by their last reports. A worker that calls also reports how many sessions it
+        holds (``held``), which is not stored when its lease has ended.
         """
         ...
 
     async def notify_workers(self, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:
         """Send hints to workers by id; None: to all. Notify also the owners of these instances, or all workers if no
-        alive worker owns one. Best effort, off the hot path. No other verb sends hints: its caller does, once.
+        alive worker owns one. Best effort, off the hot path. No other verb sends hints: the caller of a verb sends
+        them, once.
         """
         ...
 

@@ -20,7 +20,7 @@ class Hint:
     to_all: bool = False  # set by the provider, if it knows: all workers have received it
 
     def merge(self, other: Hint | None) -> Hint:
-        """Both hints in one."""
+        """Return both hints as one."""
         if other is None:
             return self
         both = [hint for hint in (self, other) if hint.work]
@@ -38,8 +38,8 @@ class HintSource(Protocol):
     """A subscription to hints."""
 
     async def wait(self, timeout: float) -> Hint | None:
-        """The hints that came since the last call, merged, waiting at most ``timeout`` seconds for one; None when none
-        came.
+        """Return the hints that came since the last call, merged. Wait at most ``timeout`` seconds for a hint; None
+        when no hint came.
 
         Raises:
             ConnectionLost: the subscription broke; open a new one.
@@ -53,9 +53,9 @@ class ChangeWatch(Protocol):
     """
 
     async def wait(self, timeout: float) -> Mapping[str, bool] | None:
-        """Return the sessions that may have changed since the last call, waiting at most ``timeout`` seconds for one;
-        empty: any may have; None: nothing came. A hint: it may be lost or superfluous. The value is False if only minor
-        changes came, which a guest that writes many of them marks so.
+        """Return the sessions that may have changed since the last call. Wait at most ``timeout`` seconds for a change.
+        Empty: any session may have changed; None: nothing came. A notice may be lost or superfluous. The value is False
+        if only minor changes came: a guest that writes many changes marks them so.
 
         Raises:
             ConnectionLost: the subscription broke; open a new one.

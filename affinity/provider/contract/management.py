@@ -12,7 +12,7 @@ from affinity.records import ActivityRun, frozen
 
 
 class EventOrigin(NamedTuple):
-    """When an event of a history was recorded, and by which worker."""
+    """The time at which an event of a history was recorded, and the worker that did so."""
 
     event_id: int
     recorded_at: datetime

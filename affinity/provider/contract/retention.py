@@ -14,10 +14,10 @@ from affinity.records import frozen
 class Retention:
     """Seconds for which data is kept that a sweep removes; None: forever."""
 
-    instances: float | None = None  # completed and cancelled ones, each with its tree
-    histories: float | None = None  # of executions that another one of the same instance follows
+    instances: float | None = None  # completed and cancelled instances, each with its tree
+    histories: float | None = None  # of executions that a later execution of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
-    records: float | None = None  # of session state, since their last write; of those that no guest needs
+    records: float | None = None  # records of session state that no guest needs, since their last write
     guests: Mapping[str, Any] = field(default_factory=dict)
     """By guest: seconds, or several bounds. Without it, the guest's tables keep all rows."""
 
@@ -33,7 +33,7 @@ class Sweep:
     rerouted: int = 0  # stale routes repaired
     sessions_removed: int = 0
     workers_removed: int = 0
-    instances_removed: int = 0  # ended ones, with their children
+    instances_removed: int = 0  # ended instances, with their children
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
     records_removed: int = 0
@@ -42,7 +42,7 @@ class Sweep:
     limit_reached: bool = False  # there may be more stale routes: call again without waiting
     backlog: bool = False  # there is more to remove: call again after a pause, which leaves the database to others
     due: Mapping[str, float | None] = field(default_factory=dict)
-    """By guest, the seconds until its loop has something to do, 0 or less if it has; None: never."""
+    """By guest, the seconds until its loop has something to do; 0 or less: it has something now; None: never."""
 
 
 @frozen(kw_only=True)

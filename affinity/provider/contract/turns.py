@@ -56,10 +56,10 @@ class Turn:
     cancel_activities: Sequence[int] = ()
     cancel_timers: Sequence[int] = ()
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
-    custom_status: str | None = None  # JSON; None keeps the one before
+    custom_status: str | None = None  # JSON; None keeps the former status
     unread: int | None = None  # messages consumed so far that the code has not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
-    parts: Sequence[CommitPart] = ()  # of guests, with these results
+    parts: Sequence[CommitPart] = ()  # writes of guests, with these results
     holds: Sequence[SessionHold] = ()
     ended_holds: Sequence[int] = ()  # hold ids of this execution that end
     watches: Sequence[SessionWatch] = ()
@@ -71,24 +71,24 @@ class Turn:
 
     @property
     def finishes(self) -> bool:
-        """Whether the instance ends with it."""
+        """True if the instance ends with this turn."""
         return self.update is not None and self.update.status in FINISHED
 
     @property
     def ends(self) -> bool:
-        """Whether the execution ends with it."""
+        """True if the execution ends with this turn."""
         return self.update is not None and (self.update.continued or self.update.status in FINISHED)
 
     @property
     def lasting_holds(self) -> Sequence[SessionHold]:
-        """The holds that do not end with it; the last one of each id."""
+        """The holds that do not end with this turn; the last hold of each id."""
         if self.ends:
             return ()
         return [*{hold.hold_id: hold for hold in self.holds if hold.hold_id not in self.ended_holds}.values()]
 
 
 class Placed(NamedTuple):
-    """Where a committed turn has queued a new work item."""
+    """The place at which a committed turn has queued a new work item."""
 
     item: WorkItem | None  # locked to the caller: run it now
     holder: str | None  # otherwise the worker that holds its session now, if any

@@ -54,9 +54,10 @@ class NewWorkItem:
     # It has a session, and waits until all earlier ordered items of that session are gone, of all instances: items that
     # were committed before it, or that come before it in the batch.
     ordered: bool = False
-    # Kept out of the queue until the guest that parks items queues it; until then it is no work of its session, and no
-    # verb of the queue shows it. Queued by the commit, unlocked, if the guest has work for it after the commit. An
-    # instance has one such item, the last; it is gone with its execution. Without the options below and above.
+    # Kept out of the queue until the guest that parks items queues it. Until then it does not count as work of its
+    # session, and no verb of the queue shows it. The commit queues it, unlocked, if the guest has work for it after the
+    # commit. An instance has one such item, the last; it is gone with its execution. Not combined with the options
+    # below and above.
     parked: bool = False
 
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
@@ -72,7 +73,7 @@ class NewWorkItem:
 
     @property
     def is_restricted(self) -> bool:
-        """Whether it has a tag, or does not wait as long as it takes."""
+        """True if the item has a tag, or a bound for its wait."""
         return self.tag is not None or self.takeover_after is not None or self.fail_after is not None
 
 
@@ -183,7 +184,7 @@ class WorkAbandon:
     lock: WorkLock
     delay: float = 0.0  # seconds until it is visible again
     failed: bool = False  # the activity raised an error: counts a failure (a retry of the application)
-    error: str | None = None  # the error, for `WorkItemInfo.last_error`; None keeps the one before
+    error: str | None = None  # the error, for `WorkItemInfo.last_error`; None keeps the former error
     count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
     unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it is set already
     needs: str | None = None  # with ``unknown``: a name that a worker must register, beside the activity, to fetch it

@@ -40,14 +40,14 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     ) -> WorkerLease:
         """Take the worker's name and a lease of ``lease`` seconds.
 
-        A new incarnation replaces the one that had the name, alive or not. It gets the sessions that the name holds by
-        an unexpired session lock, as far as it takes their work by its tags, each with a new epoch. With ``resume`` the
-        same incarnation returns after its lease has expired: it keeps the sessions, and their epochs, that no other
+        A new incarnation replaces the former holder of the name, alive or not. It gets the sessions that the name holds
+        by an unexpired session lock, as far as it takes their work by its tags, each with a new epoch. With ``resume``
+        the same incarnation returns after its lease has expired: it keeps the sessions, and their epochs, that no other
         worker has claimed. Clears draining, unless an operator drains the worker (`set_drain_wanted`).
 
-        The row has the profile, and since when the version of its code is deployed: the latest time that live workers
-        of this version, or the name itself, have; else now. It is now, too, when the name had another version with a
-        later time: an older version that is rolled back to is the newest.
+        The row stores the profile, and the time since which the version of its code is deployed: the latest time of
+        live workers of this version, or of the name itself; else now. It is also now when the name had another version
+        with a later time: after a rollback the older version counts as the newest.
 
         Raises:
             WorkerFenced: ``resume``, and another incarnation has taken the name since.
@@ -57,7 +57,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     async def renew_worker(
         self, identity: WorkerIdentity, lease: float, labels: Mapping[str, str] | None = None
     ) -> WorkerLease | None:
-        """Extend the worker lease, and replace the labels of its row; None: they stay. The result is None when the
+        """Extend the worker lease, and replace the labels of its row; without labels they stay. Returns None when the
         lease has expired: call `register_worker` with ``resume``.
 
         Raises:
@@ -97,7 +97,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         Counts an attempt of each, but see `FetchOptions.uncounted_after`. Touches or claims their sessions.
 
-        Eligible, in the order in which they became visible over all kinds:
+        Items of three kinds are eligible, in the order in which they became visible over all kinds:
 
         1. items of sessions that the caller holds, whatever their name, unless a `PlannedMove` gives them to another;
         2. session-free items;
@@ -111,8 +111,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         been visible for `NEWER_SECONDS`, of sessions that have been free for as long.
 
         While other workers are alive and not draining, the caller gets about `limits.fair_share` of kind 2, and of the
-        part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or what it
-        `needs <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than
+        part of kind 3 that is offered to no worker. An item of kind 2 or 3 is passed over while its name, or the name
+        that it `needs <WorkAbandon.needs>`, is not in ``names`` and a worker has given it back as unknown less than
         ``unknown_after`` seconds ago. Of kinds 2 and 3, the caller gets items by the tags of `FetchOptions.tags`.
 
         With ``pack`` the caller leaves work of kind 3 that is offered to no worker to workers of its set, in the same
@@ -132,13 +132,13 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
     ) -> Sequence[bool]:
         """Extend live tokens of the caller's incarnation, and touch their sessions, as far as it holds them.
 
-        False: the item is not the caller's any more (expired, taken, cancelled, finished), and nothing was extended: an
+        False: the caller no longer has the item (expired, taken, cancelled, finished), and nothing was extended: an
         expired lock does not come back.
         """
         ...
 
     async def check_work_item(self, locks: Sequence[WorkLock]) -> Sequence[bool]:
-        """Whether each lock still has its token; reads only. For cancellations between two renewals."""
+        """Return for each lock whether it still has its token. Reads only. Finds cancellations between two renewals."""
         ...
 
     async def ack_work_item(
@@ -183,9 +183,9 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """Attend to up to ``limit`` items of each kind that have waited for as long as they may, whichever worker holds
         their sessions.
 
-        An item whose ``fail_after`` has passed is locked to the caller for ``item_lock`` seconds, which is no attempt.
-        So is, with a ``tag_timeout``, an item that has waited so many seconds for a worker with its tag, if none was
-        alive in that time.
+        An item whose ``fail_after`` has passed is locked to the caller for ``item_lock`` seconds; this does not count
+        as an attempt. With a ``tag_timeout``, the same happens to an item that has waited so many seconds for a worker
+        with its tag, if no such worker was alive in that time.
 
         When ``takeover_after`` of an item has passed, its session is freed (reason ``holder_busy``), if nothing of it
         runs, no move of it is planned, and another worker takes its work and has room (`WorkerProfile.capacity`). If
@@ -208,7 +208,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         counts.
 
         Returns:
-            The reason of each move; None where there is no move of that epoch (any more).
+            The reason of each move; None where no move of that epoch exists (any longer).
         """
         ...
 
@@ -254,14 +254,15 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         exclude: Collection[int] = (),
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> OrchestrationFetch:
-        """Up to ``limit`` instances with visible messages that the caller owns, or takes because no worker owns them.
+        """Return up to ``limit`` instances with visible messages that the caller owns, or takes because no worker owns
+        them.
 
-        ``names`` holds ``name`` and ``name@version`` of what the caller registers. An unowned instance is passed over
-        while it is not among them (by name when its version is None, else by ``name@version``) and has been given back
-        as unknown less than ``unknown_after`` seconds ago. While other workers are alive and not draining, one fetch
-        takes at most `limits.fair_share` of the unowned instances. Messages in ``exclude`` (the caller processes them)
-        are left out; an instance all of whose visible messages are excluded is not returned. At most `MAX_BATCH`
-        messages per instance. Messages stay in the queue until a turn that consumed them commits.
+        ``names`` holds ``name`` and ``name@version`` of the orchestrations that the caller registers. An unowned
+        instance is passed over while it is not among them (without a version by name, else by ``name@version``) and has
+        been given back as unknown less than ``unknown_after`` seconds ago. While other workers are alive and not
+        draining, one fetch takes at most `limits.fair_share` of the unowned instances. Messages in ``exclude`` (the
+        caller processes them) are left out; an instance all of whose visible messages are excluded is not returned. At
+        most `MAX_BATCH` messages per instance. Messages stay in the queue until a turn that consumed them commits.
 
         ``max_bytes`` bounds the payloads, in UTF-8 bytes: once the read messages have so many, no more are read; at
         least one is. They are read in rounds: the first message of each instance, then the second, and so on. An
@@ -303,8 +304,8 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
     async def suspend_instance(self, identity: WorkerIdentity, suspends: Sequence[Suspend]) -> Sequence[bool]:
         """Suspend instances that the caller owns; it loses their ownership. False: the fence did not hold, nothing
-        changed. `Suspend.code` is stored among the code versions that have tried this point of the history. It reads no
-        event and no message, so that it works when they are unreadable.
+        changed. `Suspend.code` is stored among the code versions that have tried this point of the history. The verb
+        reads no event and no message, so that it works when they are unreadable.
         """
         ...
 
