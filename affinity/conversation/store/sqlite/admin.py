@@ -17,7 +17,7 @@ SQL: Final = load_statements(__package__, "admin.sql")
 
 INDEXED_ENTRIES: Final = 64
 INDEXED_BYTES: Final = 65536
-"""Journals with more are in the indexes by size: see ``schema/06_journals.sql``."""
+"""Journals with more are in the indexes by size: see ``sqlite_schema.sql``."""
 
 _TOGETHER: Final = 20
 """Journals whose bounds are read together, while writers wait."""
@@ -44,7 +44,7 @@ MADE_FROM: Final = SQL["list"].replace(
 
 
 def list_journals(tx: Tx, where: JournalFilter, window: int, limit: int) -> list[Row]:
-    """See `affinity.provider.listing.ReadPortion`."""
+    """See `affinity.conversation.store.listing.ReadPortion`."""
     label_key, label_value = next(iter(where.labels.items()), (None, None))
     before, before_id = (math.inf, "") if where.after is None else (where.after[0].timestamp(), where.after[1])
     arguments = {
