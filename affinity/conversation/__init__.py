@@ -7,12 +7,12 @@ kinds           a kind of conversations: names, bounds, and the messages to thei
 stream          provisional output of a wake
 handle          the handle of a conversation, for clients
 follow, reply   its reads: feeds of events, replies to inputs
-reply_stream    what belongs to one input, as it comes
-settling        when it has nothing left to do
-views           what else it gives
+reply_stream    the events that belong to one input, as they come
+settling        whether it has nothing left to do
+views           its other views
 lineage         forks, merges and the like: how they are made, and the calls of clients
 transfer        export and import
-steps           what a wake does once, and what it commits before its end
+steps           the work that a wake does once, and its commits before its end
 kept_state      the state in the attempts of a wake: each change counts once
 ==============  ========================================================================================
 """

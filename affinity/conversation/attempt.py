@@ -100,11 +100,11 @@ class Attempt(Generic[S]):
     task: WakeTask
     work: PendingWork
     alone: Alone | None
-    """What is left to be tried one by one behind this wake, which tries one of them."""
+    """The inputs and revisits that later wakes try one by one; this wake tries one of them."""
     read_at: float
-    """When it began, in real monotonic seconds."""
+    """The time when it began, in real monotonic seconds."""
     asked_at: float
-    """When it began, by the clock that goes as the database's."""
+    """The time when it began, by the clock that goes as the database's."""
     streams: Streams
     spec: ConversationKind = field(init=False)
     number: int = field(init=False)
@@ -190,15 +190,15 @@ class Attempt(Generic[S]):
 
     @property
     def is_alone(self) -> bool:
-        """Whether the wake tries one input alone, which has failed together with others."""
+        """True if the wake tries one input alone that has failed together with others."""
         return "alone" in self.task and len(self.work.inputs) + len(self.work.due) == 1
 
     def _passed(self) -> float:
-        """Seconds since the attempt began, as the database counts them."""
+        """Return the seconds since the attempt began, by the database's clock."""
         return self.journals.monotonic() - self.asked_at
 
     def _next_due(self) -> float | None:
-        """Seconds until something is due that this wake has not processed."""
+        """Return the seconds until something is due that this wake has not processed."""
         times = [] if self.work.next_due is None else [max(0.0, self.work.next_due - self._passed())]
         times += [max(0.0, at - self.journals.monotonic()) for at in self.writing.later]
         times += [revisit.delay for revisit in self.writing.revisits]
@@ -293,7 +293,7 @@ class Attempt(Generic[S]):
         return await self._close_trace(error, None if failure["final"] else self._pause(failure["type"], None))
 
     def _pause(self, name: str, error: BaseException | None) -> float | None:
-        """Seconds until the next attempt; None: there is none."""
+        """Return the seconds until the next attempt; None: the wake is not tried again."""
         policy, failures = self.conversations.retry, self.task.get("failures", 0) + 1
         pause = policy.delay(failures, self.task["wake"])
         self.elapsed = self.task.get("elapsed", 0.0) + self._passed() + pause
@@ -332,7 +332,7 @@ class Attempt(Generic[S]):
         return len(self.work.inputs) + len(self.work.due) > 1 and not has_interrupt
 
     def _try_alone(self, error: ev.SpanError) -> WakeOutcome:
-        """The wake has failed for good, perhaps for one of its inputs only: the next wakes try one at a time."""
+        """Let the next wakes try one input each: the wake has failed for good, perhaps for one of its inputs only."""
         self._end("retried", error)
         self.delegations = [*self.task.get("delegations", [])]  # the next wakes read the others again
         reason = f"{error.type}: {error.message}: the inputs are tried one by one"
@@ -341,7 +341,7 @@ class Attempt(Generic[S]):
         return self._enlist_more()
 
     async def _set_aside_alone(self, error: ev.SpanError) -> WakeOutcome:
-        """The one input of the wake has failed for good, and others are to be tried: it is a dead letter."""
+        """Set the only input of the wake aside as a dead letter: it has failed for good, and others are to be tried."""
         own = [delegation for delegation in self.delegations if delegation not in self.task.get("delegations", [])]
         self.delegations = [delegation for delegation in self.delegations if delegation not in own]
         for delegation in own:
@@ -351,7 +351,7 @@ class Attempt(Generic[S]):
         return self._enlist_more()
 
     async def _put_last(self) -> None:
-        """Put what was committed for inputs that are set aside into the state."""
+        """Put the state that was committed for inputs that are set aside in place."""
         if any(is_kept(row) for row in self.work.steps):
             opening = self.conversations._open_state(self.ctx, self.work)
             async with opening:
@@ -389,21 +389,21 @@ class Attempt(Generic[S]):
         if await self._interrupt_children():
             return self._end_step()
         await self._put_last()
-        self.delegations = [*self.task.get("delegations", [])]  # the ones of these inputs have ended
+        self.delegations = [*self.task.get("delegations", [])]  # the delegations of these inputs have ended
         self.begun = self.trace.started(read=self.read)
         self._note_begin()
         self._note_dead_letters(ev.SpanError.model_validate_json(last.error or "{}"))
         return self._enlist_more()
 
     async def _revisits_of(self, wake_id: str) -> Collection[str]:
-        """Keys of the revisits that a failed wake was given."""
+        """Return the keys of the revisits that a failed wake was given."""
         me = self.writing.session_id
         query = JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
         page = await self.journals.read(query)
         return {key for entry in (page.entries if page else ()) for key in from_json(entry.payload).get("revisits", ())}
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
-        """The conversation is terminated: notify the parent. With ``cascade`` terminate the children too."""
+        """Notify the parent that the conversation is terminated. With ``cascade`` terminate the children too."""
         if cascade:
             event = ev.ConversationStatusChanged("terminated", "its parent was terminated")
             entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")

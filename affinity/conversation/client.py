@@ -64,7 +64,7 @@ class ConversationConditions(TypedDict, total=False):
     prefix: str | None
     """Beginning of their ids."""
     parent: str | None
-    """Id of the conversation that created them; if there is none, the children of deleted ones with this id."""
+    """Id of the conversation that created them; if it does not exist, the children of deleted ones with this id."""
     terminated: bool | None
     """Only terminated conversations, or only others."""
     owner: str | None

@@ -99,7 +99,7 @@ class Conversations(Sessions[S]):
         """Define the conversations of one kind.
 
         Args:
-            state: of each conversation; as for `Sessions`.
+            state: the type of the state of each conversation; see `Sessions`.
             kind: of the conversations, and of the records of their state; by default the name of the type.
             events: kinds of events beside the built-in ones.
             limits: bounds; see `ConversationLimits`.
@@ -109,7 +109,7 @@ class Conversations(Sessions[S]):
             options: the options of `Sessions`, but for ``store`` and ``auto_save``: the state commits with the journal.
 
         Raises:
-            InvalidOptions: as for `Sessions`; or an event is none, or its kind is taken.
+            InvalidOptions: see `Sessions`; or an event is not a class of events, or its kind is taken.
         """
         if refused := options.keys() & {"store", "auto_save"}:
             raise InvalidOptions(f"{sorted(refused)[0]}: the state of a conversation commits with its journal")
@@ -160,7 +160,7 @@ class Conversations(Sessions[S]):
             timeout: seconds, or a timedelta, that one attempt may take.
 
         Raises:
-            InvalidApp: there is a handler, or this is no ``async def``, or does not take (wake, state).
+            InvalidApp: a handler is registered, or this is not an ``async def``, or does not take (wake, state).
             InvalidOptions: an option is out of range.
         """
 
@@ -177,10 +177,10 @@ class Conversations(Sessions[S]):
         return register if handler is None else register(handler)
 
     def _get_handler(self) -> Handler[S]:
-        """The registered handler.
+        """Return the registered handler.
 
         Raises:
-            InvalidApp: there is none.
+            InvalidApp: no handler is registered.
         """
         if self._handler is None:
             raise InvalidApp(f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake")
@@ -201,11 +201,12 @@ class Conversations(Sessions[S]):
             )
 
     def connect(self, client: ConversationCalls, conversation_id: str) -> ConversationHandle:
-        """The handle of a conversation; see `Client.conversation`."""
+        """Return the handle of a conversation; see `Client.conversation`."""
         return ConversationHandle(client, self.spec, conversation_id, self)
 
     def scheduled(self, event: JournalEvent, conversation_id: str) -> ScheduleTarget:
-        """An event to a conversation, for `App.schedule` and `Schedules.create`; it begins with its first event.
+        """Return an event to a conversation, for `App.schedule` and `Schedules.create`; the event may begin the
+        conversation.
 
         Raises:
             InvalidInput: the event or the id is refused.
@@ -214,11 +215,12 @@ class Conversations(Sessions[S]):
         return target_of(self.spec, {**delivery_of(self.spec, event), "to": receiver})
 
     def scheduled_each(self, event: JournalEvent, **where: Unpack[ConversationConditions]) -> ScheduleTarget:
-        """An event to each conversation that fits at the time of the tick, in steps of 1,000; terminated ones are left
-        out. For `App.schedule` and `Schedules.create`. After a crash it goes on with the step in which it was.
+        """Return an event to each conversation that fits at the time of the tick, for `App.schedule` and
+        `Schedules.create`. It is sent in steps of 1,000, and not to terminated conversations. After a crash it goes on
+        with the step in which it was.
 
         Args:
-            event: as for `ConversationHandle.send`; no answer, and no interrupt.
+            event: see `ConversationHandle.send`; not an answer, and not an interrupt.
             where: conditions; see `affinity.conversation.client.ConversationConditions`.
 
         Raises:
@@ -227,11 +229,11 @@ class Conversations(Sessions[S]):
         return target_of(self.spec, {**delivery_of(self.spec, event), "each": conditions_of(where)})
 
     def read_request(self, request: PendingRequest[Mapping[str, Any]]) -> JournalEvent:
-        """The event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
+        """Return the event of a request of the inbox; an `UnknownEvent` if these conversations do not know its kind."""
         return self.spec.types.decode(request.kind, to_json(request.event).decode())
 
     def _open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
-        """The state of the conversation, for a wake."""
+        """Return the state of the conversation, for a wake."""
         scope: ActivityContext | HomedScope = ctx
         if work.home is not None:
             scope = HomedScope(ctx, ctx.instance_id, max(ctx.session_epoch or 0, work.epoch))
@@ -239,11 +241,11 @@ class Conversations(Sessions[S]):
 
     @property
     def _can_rebuild(self) -> bool:
-        """Whether the application has given ``rebuild``."""
+        """True if the application has given ``rebuild``."""
         return self._rebuild is not None
 
     async def _rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
-        """The state that these entries lead to, as it is stored; None without ``rebuild``.
+        """Return the state that these entries lead to, as it is stored; None without ``rebuild``.
 
         Raises:
             NotSerializable, PayloadTooLarge: it cannot be stored.
@@ -253,7 +255,7 @@ class Conversations(Sessions[S]):
         return await self._encoded(conversation_id, await call_here(self._rebuild, entries))
 
     async def _encoded(self, conversation_id: str, state: S) -> SessionState | None:
-        """A state of a new conversation, as it is stored.
+        """Return a state of a new conversation, as it is stored.
 
         Raises:
             NotSerializable, PayloadTooLarge: it cannot be stored.
@@ -265,7 +267,7 @@ class Conversations(Sessions[S]):
         """The orchestrations and the activities of these conversations; for `App.include`.
 
         Raises:
-            InvalidApp: there is no handler.
+            InvalidApp: no handler is registered.
         """
         self._get_handler()
         if self._app is None:

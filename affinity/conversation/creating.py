@@ -20,13 +20,13 @@ class CreationCalls(LineageCalls[M], Generic[M]):
         """Create the conversation, which waits for its first event. The same call again changes nothing.
 
         Args:
-            about: ``title``: for people, at most `limits.MAX_TITLE_BYTES` bytes; ``owner``: an id; ``labels``: as of
-                sessions. A listing has them, and finds by owner and labels.
+            about: ``title``: for people, at most `limits.MAX_TITLE_BYTES` bytes; ``owner``: an id; ``labels``: like the
+                labels of sessions. Listings show them, and search by owner and labels.
 
         Raises:
-            ConversationExists: it is there, with another title, owner or other labels; or its id is in use.
-            ConversationKindMismatch: it is there, and of another kind.
-            QuotaExceeded: there are as many instances as there may be.
+            ConversationExists: it exists, with another title, owner or other labels; or its id is in use.
+            ConversationKindMismatch: it exists, and is of another kind.
+            QuotaExceeded: the number of instances has reached its limit.
             InvalidInput: a value is refused; the subclass is the reason.
         """
         checked = check_description(about)
@@ -46,13 +46,13 @@ class CreationCalls(LineageCalls[M], Generic[M]):
 
     @action("describe", "conversation", "conversation_id")
     async def describe(self, **changes: Unpack[Description]) -> None:
-        """Change title, owner and labels, also of a terminated conversation. What is not given stays.
+        """Change title, owner and labels, also of a terminated conversation. A value that is not given stays.
 
         Args:
-            changes: as for `create`; None removes a title or an owner. ``labels`` replaces all labels.
+            changes: see `create`; None removes a title or an owner. ``labels`` replaces all labels.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
             ConversationKindMismatch: it is of another kind.
             InvalidInput: a value is refused; the subclass is the reason.
         """

@@ -6,8 +6,8 @@ An application adds a kind with a subclass of `JournalEvent`, and names it in ``
         stars: int
         kind: Literal["user.rated"] = "user.rated"
 
-An entry of a kind that this code does not know, or that does not fit its class, is read as `UnknownEvent`: an older
-release reads what a newer one wrote.
+An entry of a kind that this code does not know, or that does not fit its class, is read as `UnknownEvent`: so an older
+release can read the events of a newer release.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class JournalEvent(BaseModel, _HasKind, metaclass=_EventType):
 
 
 def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields given by position and by name, all by name."""
+    """Return fields given by position and by name, all by name."""
     names = list(cls.model_fields)[: len(args)]
     if len(args) > len(names):
         raise TypeError(f"{cls.__name__} takes {len(names)} fields, and was given {len(args)}")
@@ -86,7 +86,7 @@ def _by_name(cls: type[BaseModel], args: tuple[Any, ...], fields: dict[str, Any]
 
 
 def unknown_fields(cls: type[BaseModel], given: Iterable[str]) -> Sequence[str]:
-    """The names that are not fields of a class. Its validation would ignore them.
+    """Return the names that are not fields of a class. Its validation would ignore them.
 
     They may be read: a newer release has more fields. They must not be written: one may be misspelt.
     """
@@ -110,7 +110,7 @@ def _aliases(alias: str | AliasPath | AliasChoices | None) -> Iterator[object]:
 
 
 def text_of(content: Content) -> str:
-    """The text of a content: the texts of its blocks, joined."""
+    """Return the text of a content: the texts of its blocks, joined."""
     if isinstance(content, str):
         return content
     return "".join([text for block in content if isinstance(text := block.get("text"), str)])
@@ -167,7 +167,7 @@ class AnswerEvent(JournalEvent):
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
-        """The input of a wake when no answer came in time."""
+        """Return the input of a wake when no answer came in time."""
         return RequestExpired(request_id)
 
 
@@ -268,7 +268,7 @@ class CustomToolUse(RequestEvent):
     usage: dict[str, int] = Field(default_factory=dict)
     message_id: str = ""
     request_id: str = ""  # set by `Wake.require`
-    call_key: str = ""  # as of `ToolUse`
+    call_key: str = ""  # the key of the `ToolUse`
     kind: Literal["agent.custom_tool_use"] = "agent.custom_tool_use"
 
 
@@ -296,7 +296,7 @@ class ConversationIdle(JournalEvent):
     stop_reason: StopReason
     requests: list[str] = Field(default_factory=list)  # ids of the pending ones
     error: SpanError | None = None
-    revisits: list[str] = Field(default_factory=list)  # of a wake that has failed: keys of the ones that it was given
+    revisits: list[str] = Field(default_factory=list)  # of a failed wake: keys of the revisits that it was given
     kind: Literal["conversation.idle"] = "conversation.idle"
 
 
@@ -411,7 +411,7 @@ class ChildEnded(JournalEvent):
     child: str
     delegation: str
     outcome: ChildOutcome
-    result: JsonValue = None  # what the child gave to `Wake.finish`, or the text of its last message
+    result: JsonValue = None  # the value that the child gave to `Wake.finish`, or the text of its last message
     cycles: int = 0
     error: SpanError | None = None
     kind: Literal["child.ended"] = "child.ended"
@@ -499,11 +499,11 @@ class JournalEntry:
     """Its number."""
     event: JournalEvent
     event_id: str | None
-    """Under which it was sent; None: under none."""
+    """The id under which it was sent; None: it has no event id."""
     wake_id: str | None
     """The wake that wrote it; None: it came from outside."""
     recorded_at: datetime
-    """By the database's clock."""
+    """The time of the commit by the database's clock."""
     payload: str
     """The event as JSON text, as it is stored."""
     is_copied: bool = False
@@ -516,7 +516,7 @@ class JournalEntry:
         return kind
 
     def to_json(self) -> str:
-        """The entry as one JSON object, on one line."""
+        """Return the entry as one JSON object, on one line."""
         about = {"event_id": self.event_id, "wake_id": self.wake_id, "recorded_at": self.recorded_at}
         about_json = to_json({name: value for name, value in about.items() if value is not None}).decode()
         return f'{{"seq":{self.seq},"event":{_without_meta(self.payload)},{about_json[1:]}'
@@ -547,7 +547,7 @@ _META: Final = ',"_":{'
 
 
 class EventMeta(BaseModel):
-    """Data that travels with an input, as its field ``_``: no part of its event, and never given by a client."""
+    """Data that travels with an input, as its field ``_``. It does not belong to the event, and no client gives it."""
 
     trace: str | None = None  # trace context of the sender (`affinity.tracing`)
     delegation: str | None = None  # id
@@ -564,7 +564,7 @@ class EventTypes:
     """The kinds of events of one kind of conversations: built-in and of the application."""
 
     def __init__(self, events: Iterable[type[JournalEvent]] = ()) -> None:
-        """Raise `InvalidOptions` for a class that is no event, an answer to no kind, or a kind that is taken."""
+        """Raise `InvalidOptions` for a class that is no event class, an answer without a kind, or a kind in use."""
         self._types: dict[str, type[JournalEvent]] = {kind_of(event): event for event in BUILT_IN}
         for event in events:
             kind = kind_of(event)
@@ -587,19 +587,19 @@ class EventTypes:
         return {kind: each for kind, each in own.items() if not kind.startswith(_NO_INPUT)}
 
     def has(self, event: JournalEvent) -> bool:
-        """Whether an event is of these kinds; an `UnknownEvent` is, unless its kind has a class."""
+        """Return whether an event is of these kinds; an `UnknownEvent` is, unless its kind has a class."""
         known = self._types.get(getattr(event, "kind", ""))
         return known is type(event) or (known is None and type(event) is UnknownEvent)
 
     def expired_answer(self, request_kind: str, request_id: str) -> JournalEvent:
-        """The input of a wake when no answer to a request of this kind came in time."""
+        """Return the input of a wake when no answer to a request of this kind came in time."""
         for event in self._types.values():
             if issubclass(event, AnswerEvent) and event.answers == request_kind:
                 return event.expired_answer(request_id)
         return RequestExpired(request_id)
 
     def kinds_derived_from(self, *bases: type[JournalEvent]) -> Sequence[str]:
-        """The kinds whose classes are, or derive from, one of these."""
+        """Return the kinds whose classes are, or derive from, one of these."""
         return [kind for kind, each in self._types.items() if issubclass(each, bases)]
 
     @property
@@ -608,12 +608,12 @@ class EventTypes:
         return [kind for kind, each in self._types.items() if "usage" in each.model_fields]
 
     def encode(self, event: JournalEvent, meta: EventMeta = NO_META, *, limit: int = MAX_EVENT_BYTES) -> str:
-        """The event as JSON text.
+        """Return the event as JSON text.
 
         An `UnknownEvent` is written as the event that it stands for: for programs that pass events on.
 
         Raises:
-            InvalidInput: it is no event of these kinds; or an `UnknownEvent` of a kind that has a class, or with the
+            InvalidInput: the event is not of these kinds; or an `UnknownEvent` of a kind that has a class, or with the
                 field ``_``, in which what travels beside the event is.
             NotSerializable: a value in it has no JSON form, or would be read back as another one.
             PayloadTooLarge: it has more bytes than ``limit``, or is nested too deep.
@@ -633,7 +633,7 @@ class EventTypes:
         return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
     def decode(self, kind: str, payload: str) -> JournalEvent:
-        """The event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit."""
+        """Return the event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit."""
         known = self._types.get(kind)
         if known is not None:
             try:
@@ -643,7 +643,7 @@ class EventTypes:
         return UnknownEvent(kind=kind, data=_fields_of(payload))
 
     def read(self, entry: Entry) -> JournalEntry:
-        """An entry of the database, read."""
+        """Return an entry of the database with its event."""
         return JournalEntry(
             entry.seq,
             self.decode(entry.kind, entry.payload),
@@ -665,10 +665,10 @@ _UNKNOWN: Final = Codec(dict[str, Any], "an event of an unknown kind")
 
 
 def kind_of(event: type[JournalEvent]) -> str:
-    """The kind of a class of events.
+    """Return the kind of a class of events.
 
     Raises:
-        InvalidOptions: it is no class of events, or its kind is malformed.
+        InvalidOptions: it is not a class of events, or its kind is malformed.
     """
     if not (isinstance(event, type) and issubclass(event, JournalEvent)):
         raise InvalidOptions(f"events: {event!r} is no subclass of JournalEvent")
@@ -726,7 +726,7 @@ def _foreign(event: object) -> str:
 
 
 def meta_of(payload: str) -> EventMeta:
-    """The `EventMeta` of an input; empty if it cannot be read."""
+    """Return the `EventMeta` of an input; empty if it cannot be read."""
     if _META not in payload:
         return NO_META
     try:
@@ -740,7 +740,7 @@ def _without_meta(payload: str) -> str:
 
 
 def _fields_of(payload: str) -> dict[str, JsonValue]:
-    """The fields of an event without the fields that every event has."""
+    """Return the fields of an event without the fields that every event has."""
     return {name: value for name, value in _fields(payload).items() if name != "kind"}
 
 

@@ -59,7 +59,7 @@ class JournalIdentity:
 
 @frozen()
 class FeedPosition:
-    """Up to where a feed has read: as text, ``17@<journal>``, or within a stream
+    """The position up to which a feed has read: as text, ``17@<journal>``, or within a stream
     ``17@<journal>.<attempt>.<number>.<wake>``. Without the journal it is a plain number.
     """
 
@@ -84,14 +84,14 @@ class EntryNumber(int):
 
     @classmethod
     def of(cls, seq: int, journal: JournalIdentity) -> EntryNumber:
-        """The number of an entry of that journal."""
+        """Return the number of an entry of that journal."""
         number = cls(seq)
         number.journal = journal
         return number
 
 
 def read_position(value: int | str) -> FeedPosition:
-    """A position from a number, or from its text.
+    """Return a position from a number, or from its text.
 
     Raises:
         InvalidInput: it is neither.
@@ -125,7 +125,7 @@ def _identity(text: str) -> JournalIdentity:
 
 
 def fields_of(entry: Entry) -> dict[str, Any]:
-    """The fields of its event; none if it cannot be read."""
+    """Return the fields of its event; empty if it cannot be read."""
     try:
         found = from_json(entry.payload)
     except ValueError:
@@ -151,7 +151,7 @@ class PageReader:
         self._stream = stream
 
     def query(self, session_id: str) -> JournalQuery:
-        """For the next page. The ends of wakes are always read: they show whether parts were replaced."""
+        """Return the query for the next page. It reads the ends of wakes always: they show if parts were replaced."""
         return JournalQuery(
             session_id=session_id,
             after=self.position.seq,
@@ -161,14 +161,14 @@ class PageReader:
         )
 
     async def prepare(self, page: JournalPage, journals: Journals) -> None:
-        """Read what the items of the page need besides it."""
+        """Read the data that the items of the page need besides it."""
 
     def is_last(self, page: JournalPage) -> bool:
-        """Whether the journal has no more entries behind the page, for now."""
+        """Return whether the page has the last entries of the journal, for now."""
         return has_ended(page)
 
     def read(self, page: JournalPage) -> Iterator[FeedItem]:
-        """The items of a page; `position` is after each of them while it is handled."""
+        """Yield the items of a page; `position` is after each of them while it is handled."""
         for entry in page.entries:
             at = self.position.stream
             if at.wake_id and at.wake_id == entry.wake_id:
@@ -193,7 +193,7 @@ class PageReader:
 
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:
-    """Whether the entries of a wake are its result, not the trace of an attempt that has failed or was cancelled."""
+    """Return whether the entries of a wake are its result, not the trace of a failed or cancelled attempt."""
     own = [entry for entry in page.entries if entry.wake_id == wake_id]
     if ends := [entry for entry in own if entry.kind in ATTEMPT_ENDS]:
         return bool(fields_of(ends[-1]).get("stop_reason", "failed") != "failed")
@@ -202,7 +202,7 @@ def _is_replaced(page: JournalPage, wake_id: str) -> bool:
 
 @read_with_async_for
 class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
-    """Events of one conversation, in order: see `ConversationHandle.events`. For one task at a time.
+    """Events of one conversation, in order: see `ConversationHandle.events`. Only one task at a time may use it.
 
     It can be left at any time; another feed can go on from its `position`.
 
@@ -251,7 +251,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
 
     @property
     def position(self) -> str:
-        """Up to where events were taken: ``after`` of a later feed, and the id of a server-sent event."""
+        """The position up to which events were taken: ``after`` of a later feed, and the id of a server-sent event."""
         return str(FeedPosition(self._position.seq, self._position.stream, self._journal))
 
     @property
@@ -260,13 +260,13 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
         return self._journal_id or (None if self._journal is None else self._journal.journal_id)
 
     async def __anext__(self) -> FeedItem:
-        """The next one; waits for it if the feed follows. After a cancelled wait or an error, it reads on from
-        `position`.
+        """Return the next item; wait for it if the feed follows. After a cancelled wait or an error, the feed reads on
+        from `position`.
 
         Raises:
-            UnknownConversation: there is none, or it was deleted. A feed from 0 that follows waits for the first event
-                of a conversation instead.
-            TimelineChanged: the database may have lost what `position` is of: read on from 0.
+            UnknownConversation: no conversation has this id, or it was deleted. A feed from 0 that follows waits for
+                the first event of a conversation instead.
+            TimelineChanged: the database may have lost the entry of `position`: read on from 0.
             UnknownEntry: the position is of a conversation that was deleted, and begun again.
             EntriesRemoved: retention has removed entries behind `position`. A feed from 0 goes on with the first that
                 is kept; it never raises this before it has given an entry.
@@ -362,7 +362,7 @@ class EventFeed(ClosedBlock, AsyncIterator[FeedItem]):
 
 
 def has_ended(page: JournalPage) -> bool:
-    """Whether no entry will follow the page: the instance has ended, or was deleted after the conversation had ended.
+    """Return whether the page is the last: the instance has ended, or was deleted after the conversation had ended.
 
     An instance that was deleted before is created again by the next event.
     """
@@ -384,13 +384,13 @@ def check_timeline(journals: Journals, conversation_id: str, timeline: str) -> N
 
 
 def entries_removed(conversation_id: str, after: int, first_seq: int) -> EntriesRemoved:
-    """The error for a reader that retention has overtaken."""
+    """Return the error for a reader that retention has overtaken."""
     gone = f"entry {first_seq - 1}" if first_seq == after + 2 else f"entries {after + 1} to {first_seq - 1}"
     return EntriesRemoved(conversation_id, f"retention has removed {gone}; read the kept entries from 0", first_seq)
 
 
 async def source_of(journals: Journals, conversation_id: str, journal_id: int) -> str | None:
-    """In words, the conversation with this journal, if the other one was made from it."""
+    """Return words for the conversation with this journal, if the other conversation was made from it."""
     for ancestor in (await journals.lineage(conversation_id))[1:]:
         if ancestor.journal_id == journal_id:
             name = "which was deleted since" if ancestor.session_id is None else f"{ancestor.session_id!r}: ask there"
@@ -399,5 +399,5 @@ async def source_of(journals: Journals, conversation_id: str, journal_id: int) -
 
 
 def unknown_conversation(conversation_id: str) -> UnknownConversation:
-    """The error for an id that no conversation has."""
+    """Return the error for an id that no conversation has."""
     return UnknownConversation(conversation_id, "there is none")

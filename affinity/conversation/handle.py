@@ -52,7 +52,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         nothing was written.
 
         Raises:
-            UnknownConversation, ConversationTerminated: as for `send`.
+            UnknownConversation, ConversationTerminated: see `send`.
         """
         page = await self._page(JournalQuery(session_id=self.conversation_id, limit=1))
         if page.instance_status is not None and await self.status() in {"idle", "requires_action", "waiting"}:
@@ -63,26 +63,26 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         return True
 
     async def dead_letters(self) -> Sequence[DeadLetter]:
-        """The inputs of wakes that have failed for good, which later wakes have gone on behind, oldest first; as far as
-        retention has kept them.
+        """Return the inputs of wakes that have failed for good and that later wakes have passed, oldest first; as far
+        as retention has kept them.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
         """
         return [*(await dead_letters(self)).values()]
 
     @action("retry", "conversation", "conversation_id", "seq")
     async def retry(self, seq: int) -> int:
-        """Send a dead letter again, behind all that has come since; a second time it is the same event. Work that a
+        """Send a dead letter again, behind all that has come since. A repeated call is the same event. Work that a
         parent had delegated with it has ended for the parent, and stays so.
 
         Returns:
             Its new number: see `reply`.
 
         Raises:
-            UnknownEntry: this entry is no dead letter.
-            RequestNotPending: it is an answer, and its request does not wait any more.
-            ConversationTerminated, UnknownConversation: as for `send`.
+            UnknownEntry: this entry is not a dead letter.
+            RequestNotPending: it is an answer, and its request is no longer pending.
+            ConversationTerminated, UnknownConversation: see `send`.
         """
         found = await dead_letters(self)
         event_id = next((name for name, each in found.items() if each.seq == check_seq(seq)), None)
@@ -97,18 +97,18 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
 
     @action("terminate", "conversation", "conversation_id", "reason", "cascade", each=True)
     async def terminate(self, *, reason: str = "", cascade: bool = False) -> None:
-        """End the conversation: it takes no more events, a wake under way is cancelled, and pending requests and
-        revisits are dropped. Idempotent.
+        """End the conversation: later events are refused, a running wake is cancelled, and pending requests and
+        revisits are dropped. The call is idempotent.
 
-        One that has ended stays as it is: with ``cascade`` its children are terminated. An operator who cancels its
-        instance ends a conversation without its children.
+        A conversation that has ended stays as it is: with ``cascade`` its children are terminated. An operator who
+        cancels its instance ends a conversation without its children.
 
         Args:
             reason: for readers.
             cascade: terminate the children too.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
         """
         event = ConversationStatusChanged(status="terminated", reason=reason)
         entry = self._entry(event, self._client.journals.new_event_id(), is_input=False)
@@ -124,7 +124,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         await self._check(append, appended)
 
     async def requests(self, *, deep: bool = False) -> Sequence[PendingRequest[JournalEvent]]:
-        """The requests that wait for an answer, oldest first; none if there is no such conversation.
+        """Return the requests that wait for an answer, oldest first; empty if the conversation does not exist.
 
         Args:
             deep: with the requests of its children, and of theirs; of `limits.MAX_BELOW` conversations at most, the
@@ -136,23 +136,23 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         return [request_of(request, types, request.session_id, request.journal_kind) for request in found]
 
     async def revisits(self) -> Sequence[PendingRevisit]:
-        """The later wakes that were requested, by due time; none if there is no such conversation."""
+        """Return the later wakes that were requested, by due time; empty if the conversation does not exist."""
         work = await self._client.journals.pending(self.conversation_id)
         return [revisit_of(revisit) for revisit in work.revisits] if work else []
 
     async def status(self) -> ConversationStatus:
-        """The status of the conversation, from its journal and its instance.
+        """Return the status of the conversation, from its journal and its instance.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
         """
         return (await self._client.get_conversation(self.conversation_id)).status
 
     async def explain(self) -> Explanation | None:
-        """The reason why the conversation waits; see `Client.explain`.
+        """Return the reason why the conversation waits; see `Client.explain`.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: the conversation has no instance.
         """
         return await self._client.explain(self.conversation_id)
 
@@ -161,12 +161,12 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
         continues are kept for it. False: there was none.
 
-        A child is terminated before, and removed when it has ended: then its parent is notified of the end of what it
-        has given to it (`ChildEnded`).
+        A child is terminated first, and removed when it has ended, so that its parent is notified of the end of its
+        delegations (`ChildEnded`).
 
         Args:
-            cascade: remove its children too, and theirs. A child of an earlier conversation with this id, which was
-                deleted without it, is none of them.
+            cascade: remove its children too, and theirs. This leaves out a child of an earlier conversation with this
+                id that was deleted without that child.
             timeout: seconds that a child may take to end; None: forever.
 
         Raises:
@@ -195,7 +195,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         ][-1]
 
     async def _children(self, conversation_id: str) -> list[str]:
-        """Ids of the children of the conversation, not of an earlier one of this id."""
+        """Return the ids of the children of the conversation, not of an earlier conversation with this id."""
         page = await self._find(conversation_id)
         if page is None:
             return []

@@ -10,7 +10,7 @@ from affinity.orchestration import ActivityContext
 
 @dataclass(frozen=True, slots=True)
 class HomedScope:
-    """An activity's scope, for the state of a session that is not the one that it runs on; the rest is the activity's.
+    """An activity's scope, for the state of another session than the one it runs on; the rest is the activity's.
 
     ``session_epoch`` is the greater of two epochs: the lease's epoch, and the epoch of the session's own row, which
     changes when its record is written without a lease. All epochs come from one sequence. So it changes with either,

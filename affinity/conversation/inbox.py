@@ -42,7 +42,7 @@ class PendingRequest(Generic[E]):
     # From `Client.requests` the JSON object of its event. From a conversation a `RequestEvent`, unless this code does
     # not know its kind.
     event: E
-    wake_id: str | None  # that made it
+    wake_id: str | None  # the wake that made it
     created_at: datetime
     expires_at: datetime | None  # then it counts as refused
     # Of its conversation; a wake does not give them.
@@ -55,7 +55,7 @@ class PendingRequest(Generic[E]):
 class RequestChange:
     """A change of the inbox."""
 
-    change: Literal["asked", "gone"]  # it waits from now on; it is answered, or waits no more
+    change: Literal["asked", "gone"]  # it waits from now on; it is answered, or no longer waits
     request: PendingRequest[Mapping[str, Any]]
 
 
@@ -89,7 +89,7 @@ class RequestCalls(JournalCalls):
             where: conditions; see `affinity.conversation.inbox.RequestConditions`.
 
         Raises:
-            InvalidInput: a condition that does not exist, kinds that are no texts, or a text that no store can keep.
+            InvalidInput: a condition that does not exist, kinds that are not texts, or a text that no store can keep.
         """
         filtered = replace(_filter(where), by_expiry=by_expiry)
 
@@ -109,10 +109,10 @@ class RequestCalls(JournalCalls):
         """Return a feed of the requests that wait for an answer, oldest first, then of each change; see `RequestFeed`.
 
         Args:
-            where: as for `requests`.
+            where: conditions; see `requests`.
 
         Raises:
-            InvalidInput: as for `requests`.
+            InvalidInput: see `requests`.
         """
         return RequestFeed(self.journals, _filter(where))
 
@@ -130,8 +130,8 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
             else:
                 hide(change.request)
 
-    A request comes once, and goes once: when it is answered, dropped, or expired, when its conversation ends, or fits
-    the conditions no more. One that comes and goes between two reads is left out. The wait for a change may be
+    A request comes once, and goes once: when it is answered, dropped, or expired, when its conversation ends, or no
+    longer fits the conditions. One that comes and goes between two reads is left out. The wait for a change may be
     cancelled, as by a timeout, and begun again.
 
     Only conversations are read whose journals have changed. With SQLite a commit of another process does not say which:

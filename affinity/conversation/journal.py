@@ -46,11 +46,11 @@ text, which is a control character.
 """
 
 META_FIELD: Final = "_"
-"""Field of a payload with facts of the sending, such as the sender's trace: it is no part of the event."""
+"""Field of a payload with facts of the sending, such as the sender's trace: it does not belong to the event."""
 
 
 def new_journal_id() -> int:
-    """A random journal id: a positive integer of 63 bits."""
+    """Return a random journal id: a positive integer of 63 bits."""
     return secrets.randbits(63) or 1
 
 
@@ -82,12 +82,14 @@ class NewEntry:
 
 
 class Description(TypedDict, total=False):
-    """What describes a conversation in listings. What is left out is not set, or stays as it is when others change."""
+    """The description of a conversation in listings. A value that is left out is not set, or stays as it is when others
+    change.
+    """
 
     title: str | None
     """For people; at most `limits.MAX_TITLE_BYTES`."""
     owner: str | None
-    """Whose conversation it is: an id of the application."""
+    """Owner of the conversation: an id of the application."""
     labels: Mapping[str, str]
     """At most `limits.MAX_LABELS`; keys and values are bounded like ids."""
 
@@ -114,7 +116,7 @@ def check_description(about: Description) -> Description:
 
 @frozen(kw_only=True)
 class JournalStart:
-    """Creates the journal and its instance if there is no journal, or only the instance if that is gone.
+    """Creates the journal and its instance if the journal does not exist, or only the instance if that is gone.
 
     An instance that is left of a deleted journal is deleted first: a new journal begins with a new instance.
     """
@@ -190,7 +192,7 @@ AppendOutcome: TypeAlias = Literal[
 - ``repeated``: the same event was appended before under this event id. Entries that wakes send (`JournalWrite.appends`)
   are not compared, and count as ``repeated``.
 - ``other_event``: another event was appended before under this event id.
-- ``unknown``: there is no journal, and no start or no entry was given; or the journal has another id than
+- ``unknown``: the journal does not exist, and no start or no entry was given; or the journal has another id than
   ``journal_id``; or its instance is gone, no start was given, and the message would be lost.
 - ``closed``: the journal is closed, or the instance has ended.
 - ``taken``: the id belongs to an instance of another orchestration than ``start``.
@@ -332,7 +334,7 @@ failed for good; a later input, or `resume`, begins another wake.
 
 @frozen(kw_only=True)
 class WakeEnd:
-    """How an attempt of a wake has ended."""
+    """The end of an attempt of a wake."""
 
     outcome: EndOutcome = "done"
     reason: str = ""  # for readers
@@ -460,7 +462,9 @@ class JournalLineage:
 
 
 class HomeLease(NamedTuple):
-    """The lease under which a wake of a journal with a home runs. A greater epoch of the session refuses the write."""
+    """The lease under which a wake of a journal with a home runs. The write is refused if the session has a greater
+    epoch.
+    """
 
     session_id: str
     epoch: int
@@ -525,7 +529,7 @@ class JournalWrite(CommitPart):
 
 
 def journal_writes(parts: Iterable[CommitPart]) -> list[JournalWrite]:
-    """Return those of some parts that write to journals."""
+    """Return the parts that write to journals."""
     return [part for part in parts if isinstance(part, JournalWrite)]
 
 
@@ -586,7 +590,7 @@ class StreamCursor:
 
 @frozen(kw_only=True)
 class JournalQuery:
-    """Which entries of a journal to read; all conditions must hold."""
+    """The entries of a journal to read; all conditions must hold."""
 
     session_id: str
     after: int = 0
@@ -617,17 +621,17 @@ class JournalPage:
     # Journal id of the parent whose wake has created this journal; a later journal of that session is not its parent.
     # None: it has no parent, or the parent had no journal.
     parent_journal: int | None = None
-    instance_status: str | None  # of its instance, in the same snapshot; None: there is no instance
+    instance_status: str | None  # of its instance, in the same snapshot; None: it has no instance
     entries: Sequence[Entry]
     more: bool  # the query has more entries behind these
-    # With `JournalQuery.reply_to`: the wake that has processed the input. If there is none yet: the last ended wake of
+    # With `JournalQuery.reply_to`: the wake that has processed the input. If no wake has: the last ended wake of
     # this journal, without its entries, if it was given the input and is the end of the journal so far. Else None.
     wake: JournalWake | None = None
     is_input: bool = True  # False: the entry of `JournalQuery.reply_to` is not an input
     # Parts of the latest attempt of the streaming wake: all, or the parts behind the cursor if it is of this attempt.
     stream: Sequence[StreamPart] = ()
-    # The position of the last stored part; None: there is none, or the query has no cursor. If a reader's cursor is of
-    # another attempt, the parts that it has read were retracted or replaced.
+    # The position of the last stored part; None: the stream has no part, or the query has no cursor. If a
+    # reader's cursor is of another attempt, the parts that it has read were retracted or replaced.
     streaming: StreamCursor | None = None
 
 
@@ -641,14 +645,14 @@ has failed for good; the next input tries again.
 It is not stored, but derived. The first rule that applies gives the status:
 
 1. ``terminated``: the journal is closed, or its instance has ended.
-2. ``idle``: there is no instance.
+2. ``idle``: the journal has no instance.
 3. ``failed``: the instance is suspended.
 4. ``running``: the instance has a work item.
 5. ``failed``: the last wake of this journal has failed, and it has no later entry.
 6. ``rescheduling``: the last wake is "retried".
 7. ``running``: an input waits.
 8. ``requires_action``: a request is pending.
-9. ``waiting``: there is an `OpenDelegation` or a revisit.
+9. ``waiting``: an `OpenDelegation` or a revisit is pending.
 10. ``idle``.
 """
 
@@ -679,7 +683,7 @@ class JournalInfo:
 
 @frozen(kw_only=True)
 class JournalFilter:
-    """Which journals to list, newest first by (created_at, session_id)."""
+    """The journals to list, newest first by (created_at, session_id)."""
 
     session_id: str | None = None  # this one alone
     status: ConversationStatus | None = None
@@ -704,11 +708,11 @@ class JournalFilter:
 
     @property
     def looks(self) -> bool:
-        """Whether it has a condition without an index: journals that pass the others are looked at in steps."""
+        """True if the filter has a condition without an index: journals that pass the others are looked at in steps."""
         return self.status is not None or self.updated_since is not None or self.updated_before is not None
 
     def has(self, info: JournalInfo) -> bool:
-        """Whether a journal fits such conditions."""
+        """Return whether a journal fits the conditions without an index."""
         return (
             self.status in {None, info.status}
             and (self.updated_since is None or info.updated_at >= self.updated_since)
@@ -728,7 +732,7 @@ class OpenRequestPage:
 
 @frozen(kw_only=True)
 class RequestFilter:
-    """Which requests to list: pending ones that have not expired, of conversations that take an answer."""
+    """The requests to list: pending requests that have not expired, of conversations that take an answer."""
 
     kinds: Collection[str] = ()  # of the requests; empty: any
     owner: str | None = None
@@ -738,7 +742,7 @@ class RequestFilter:
     # Only of this session's journal and of the journals below it: its children, by `JournalPage.parent_journal`, and
     # theirs. At most `limits.MAX_BELOW` journals are looked at, the nearest first.
     below: str | None = None
-    by_expiry: bool = False  # first the ones that expire first, last the ones that do not; False: oldest first
+    by_expiry: bool = False  # by expiry, then the requests that do not expire; False: oldest first
     after: RequestCursor | None = None
     mark: str | None = None  # while it is `OpenRequestPage.mark`, the page may be without requests
 
@@ -748,7 +752,7 @@ class RequestFilter:
 
 @frozen(kw_only=True)
 class JournalRetention:
-    """Which processed entries of journals may be removed, oldest first; None: no such bound.
+    """The processed entries of journals that may be removed, oldest first; None: no such bound.
 
     Always kept are inputs behind the watermark, entries from the first wake on that made a request which is pending, or
     whose answer is such an input, and entries that a fork continues. In a fork, the entries that it continues are as
@@ -769,30 +773,30 @@ class JournalPruning:
 
 
 class JournalAccess(Protocol):
-    """The journals of a worker's database, for its activities. What only reads, and `append`, is repeated while the
-    database fails.
+    """The journals of a worker's database, for its activities. Reads, and `append`, are repeated while the database
+    fails.
     """
 
     def monotonic(self) -> float:
-        """Seconds on a clock that goes as the database's, and never back; its zero means nothing."""
+        """Return the seconds of a clock that runs like the database's and never goes back; its zero means nothing."""
         ...
 
     async def get_pending(self, session_id: str, limit: int) -> PendingWork | None:
-        """The work for a wake; concurrent calls are one call of the database."""
+        """Return the work for a wake; concurrent calls are one call of the database."""
         ...
 
     async def read(self, query: JournalQuery) -> JournalPage | None:
-        """A page of a journal; None: the session has none."""
+        """Return a page of a journal; None: the session has no journal."""
         ...
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
     ) -> Sequence[JournalWake]:
-        """How wakes of a journal have ended whose last entry is behind ``after``."""
+        """Return the ended attempts of wakes whose last entry is behind ``after``."""
         ...
 
     async def list(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        """One page of journals, newest first."""
+        """Return one page of journals, newest first."""
         ...
 
     async def append_inputs(self, appends: Sequence[JournalAppend]) -> Sequence[Appended]:
@@ -800,15 +804,15 @@ class JournalAccess(Protocol):
         ...
 
     async def lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        """A journal and its ancestors, nearest first; empty: there is none."""
+        """Return a journal and its ancestors, nearest first; empty: the session has no journal."""
         ...
 
     async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
-        """The epochs of those of these sessions that a worker holds."""
+        """Return the epochs of the sessions, among these, that a worker holds."""
         ...
 
     async def has_instance(self, session_id: str) -> bool:
-        """Whether an instance has the id of this session."""
+        """Return whether an instance has the id of this session."""
         ...
 
     async def append(self, append: JournalAppend) -> Appended:
@@ -816,7 +820,7 @@ class JournalAccess(Protocol):
         ...
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
-        """Add provisional parts; not repeated. Returns the journals whose earlier parts the database has lost."""
+        """Add provisional parts; not repeated. Return the journals whose earlier parts the database has lost."""
         ...
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
@@ -824,5 +828,5 @@ class JournalAccess(Protocol):
         ...
 
     def note_written(self, write: JournalWrite) -> None:
-        """The write is committed: notify readers, and wake the workers of the instances that it has sent to."""
+        """Notify readers of a committed write, and wake the workers of the instances that it has sent to."""
         ...

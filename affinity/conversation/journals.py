@@ -27,8 +27,8 @@ from affinity.provider.hint_sender import HintSender
 logger: logging.Logger = logging.getLogger("affinity.client")
 
 NOTIFY_SECONDS: Final = 0.05
-"""Notices of appends within this time are sent together. A notice is not sent if a hint of its journal has come
-meanwhile: the wake that the append leads to notifies readers too, mostly sooner.
+"""Notices of appends within this time are sent together. A notice is not sent if a hint of its journal has come in that
+time: the wake that the append leads to notifies readers too, mostly sooner.
 """
 
 KNOWN: Final = 10_000
@@ -45,7 +45,7 @@ class _KnownJournal:
 
 
 class Journals(ClientPart):
-    """Appends to journals and reads them, for one client. For the event loop on which it is made.
+    """Appends to journals and reads them, for one client. It belongs to the event loop on which it is made.
 
     An id that no store can keep is refused with `InvalidId`.
     """
@@ -64,7 +64,7 @@ class Journals(ClientPart):
 
     @classmethod
     def is_wanted(cls, provider: Provider) -> bool:
-        """Whether the provider keeps journals."""
+        """Return whether the provider keeps journals."""
         return keeps_journals(provider)
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class Journals(ClientPart):
 
     def append(self, append: j.JournalAppend) -> asyncio.Future[j.Appended]:
         """Append an input, and notify the worker of its instance. The entry has an event id, so that it may be repeated
-        after a lost reply; see `Batcher.submit` for what the future raises.
+        after a lost reply; see `Batcher.submit` for the errors of the future.
         """
         entry = append.entry
         _check(append.session_id, append.kind, *(() if entry is None else (entry.kind, entry.event_id, entry.wake_id)))
@@ -95,11 +95,11 @@ class Journals(ClientPart):
         return next(self._event_ids)
 
     def is_known(self, session_id: str) -> bool:
-        """Whether this client has seen a journal of this session, which is probably there still."""
+        """Return whether this client has seen a journal of this session, which probably still exists."""
         return session_id in self._known
 
     def read(self, query: j.JournalQuery) -> asyncio.Future[j.JournalPage | None]:
-        """Read a page of a journal; None: it does not exist. See `Batcher.submit` for what the future raises."""
+        """Read a page of a journal; None: it does not exist. See `Batcher.submit` for the errors of the future."""
         _check(query.session_id, query.wake_id, query.event_id, *query.kinds)
         return self._reads.submit(query)
 

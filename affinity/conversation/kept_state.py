@@ -1,14 +1,14 @@
 """The state of a conversation in the attempts of a wake: each change counts once, in whatever attempt it was made.
 
-An attempt begins with the state from before the wake, and makes its changes again. What it does not do again, because
-an earlier attempt has committed it, is put in place: at each step, section and `Wake.commit` that it meets again, the
-state that was committed there. So a commit keeps its state in a row of the journal (`journal.Step`), which the end of
-the wake removes. Only `Wake.commit` and the end of the wake write the session's record. The first such commit keeps the
-state from before the wake too.
+An attempt begins with the state from before the wake, and makes its changes again. Changes that it does not make again,
+because an earlier attempt has committed them, are put in place: at each step, section and `Wake.commit` that it meets
+again, this is the state that was committed there. So a commit keeps its state in a row of the journal (`journal.Step`),
+which the end of the wake removes. Only `Wake.commit` and the end of the wake write the session's record. The first such
+commit keeps the state from before the wake too.
 
 A later wake with the inputs of a wake that has failed or was cancelled begins with the record, and makes the changes
-for its inputs itself. It takes over what sections of the other wake have changed beside these. What no code meets again
-is added at the end of the wake, or when the inputs are set aside.
+for its inputs itself. It takes over the other changes that sections of the other wake have made. Changes that no code
+meets again are added at the end of the wake, or when the inputs are set aside.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIX: Final = '["state",'
 """Beginning of the keys of these rows."""
 
 _BASE: Final = step_key("state", "base")
-"""The state of before the wake, if `Wake.commit` has written the record since."""
+"""The state from before the wake, if `Wake.commit` has written the record since."""
 
 _COMMIT: Final = step_key("state", "commit")
 """The last `Wake.commit` that has written the record, which has its state."""
@@ -44,12 +44,12 @@ _STEP: Final = '["state","step",'
 
 
 def is_kept(step: Step) -> bool:
-    """Whether a row has a state, and no result of a step."""
+    """Return whether a row has a state, and no result of a step."""
     return step.key.startswith(_PREFIX)
 
 
 def is_of_step(row: Step) -> bool:
-    """Whether a row is of a step that has begun or is done, or has the state of one."""
+    """Return whether a row belongs to a step that has begun or is done, or has the state of such a step."""
     return row.key.startswith(('["begun",', '["step",', _STEP))
 
 
@@ -63,7 +63,7 @@ class Kept(NamedTuple):
     plain: Any
     labels: Mapping[str, str]
     number: int
-    """Of a `Wake.commit`: which one of its attempt it was."""
+    """The place of a `Wake.commit` among those of its attempt."""
 
 
 class KeptState:
@@ -82,11 +82,11 @@ class KeptState:
         self._commits = 0
         self._sections: Counter[str] = Counter()
         self._size = 0
-        self._has_looked = False  # the handler has read what earlier attempts have committed
-        self._has_taken = False  # it has appended since its last commit what is committed
+        self._has_looked = False  # the handler has read the commits of earlier attempts
+        self._has_taken = False  # since its last commit it has appended entries that are committed
 
     async def begin(self, opening: OpenSession[Any]) -> None:
-        """Put the state of before the wake in place."""
+        """Put the state from before the wake in place."""
         self._snapshots = snapshots_of(opening)
         if not self._rows:
             return
@@ -112,15 +112,15 @@ class KeptState:
         assert self._snapshots is not None
         return self._snapshots
 
-    # -- what is met again
+    # -- steps, sections and commits that are met again
 
     def meet_step(self, step: Step) -> None:
-        """A step is met that an earlier attempt has done: its state is put in place."""
+        """Put the state of a step in place that an earlier attempt has done."""
         self._meet([kept for kept in self._kept if kept.key == _key_of(step) and kept.wake_id == step.wake_id])
 
     def begin_section(self, name: str) -> tuple[str, bytes | None]:
-        """A section begins: the state of its last commit is put in place. Return its key, and the digest of the state
-        that need not be saved; None: it has to be.
+        """Put the state of the last commit of a section in place, which begins. Return its key, and the digest of the
+        state that need not be saved; None: the state has to be saved.
         """
         self._sections[name] += 1
         key = step_key("state", "section", name, self._sections[name])
@@ -145,8 +145,8 @@ class KeptState:
         return kept.wake_id == self._wake_id
 
     def meet_commit(self, *, has_additions: bool) -> bool:
-        """`Wake.commit` is called; returns whether an earlier attempt has made this commit. The state of the last such
-        one is put in place.
+        """Return whether an earlier attempt has made this call of `Wake.commit`. The state of the last such commit is
+        put in place.
         """
         self._commits += 1
         has_taken, self._has_taken = self._has_taken, False
@@ -161,11 +161,11 @@ class KeptState:
         return True
 
     def note_taken(self) -> None:
-        """The handler appends what an earlier attempt has committed."""
+        """Note that the handler appends an entry that an earlier attempt has committed."""
         self._has_taken = True
 
     def look(self) -> None:
-        """The handler reads what earlier attempts have committed: it gets the state of that."""
+        """Put the state of earlier attempts in place, because the handler reads their entries."""
         if self._snapshots is not None:
             self._has_looked = True
             self.add_rest()
@@ -178,33 +178,35 @@ class KeptState:
                 self._at = kept.at
                 self._open.merge(self._base, kept.plain, kept.labels)
 
-    # -- what is committed
+    # -- rows to commit
 
     async def commit_rows(self) -> list[Step]:
-        """The rows of a `Wake.commit` that writes the record: the state of before the wake, if it has none so far."""
+        """Return the rows of a `Wake.commit` that writes the record: the state from before the wake, unless a row has
+        it.
+        """
         rows = [] if self._has_base else [self._row(_BASE, await self._open.recorded())]
         self._has_base = True
         return [*rows, self._row(_COMMIT, number=self._commits)]
 
     def is_recorded(self) -> bool:
-        """Whether the record has the state as it is now."""
+        """Return whether the record has the state as it is now."""
         known = self._open.recorded_digest
         return known is not None and known == self.digest()
 
     def digest(self) -> bytes | None:
-        """Digest of the state as it is now; None: it has no encoded form now."""
+        """Return the digest of the state as it is now; None: it has no encoded form now."""
         try:
             return self._open.digest()
         except InvalidInput:
             return None
 
     async def section_row(self, key: str, dumped: DumpedState, known: bytes | None) -> tuple[Step | None, bytes | None]:
-        """The row of a section with a state, and its digest. No row if it has this digest already."""
+        """Return the row of a section with a state, and its digest. No row if it has this digest already."""
         encoded = await self._open.take(dumped, known)
         return (None, known) if encoded is None else (self._row(key, encoded.new), encoded.digest)
 
     async def step_rows(self, step: Step, before: bytes | None) -> Sequence[Step]:
-        """The row with the state of a step that is done; none if the state has this digest still.
+        """Return the row with the state of a step that is done; empty if the state still has this digest.
 
         Raises:
             NotSerializable: the step has left the state without an encoded form.
@@ -230,7 +232,7 @@ class KeptState:
 
     @property
     def snapshots(self) -> Snapshots[Any]:
-        """Of the open state."""
+        """The snapshots of the open state."""
         return self._open
 
     def _row(self, key: str, state: SessionState | None = None, **more: int) -> Step:
@@ -263,7 +265,7 @@ def _fields_of(state: SessionState) -> dict[str, Any]:
 
 
 async def put_last(opening: OpenSession[Any], session_id: str, steps: Iterable[Step]) -> None:
-    """Put the state in place that wakes which have ended without success have committed last."""
+    """Put the last state in place that wakes without success have committed."""
     kept = KeptState(session_id, "", steps)
     await kept.begin(opening)
     kept.add_rest()

@@ -35,7 +35,7 @@ class Signal(TypedDict):
     seq: NotRequired[int]  # of the entry that it announces
     cancel: NotRequired[bool]  # of an interrupt: cancel the wake under way
     cascade: NotRequired[bool]  # of a termination: terminate the children too
-    parked: NotRequired[bool]  # of a termination: the next wake was parked, and nothing unparks it any more
+    parked: NotRequired[bool]  # of a termination: the next wake was parked, and no input will unpark it
 
 
 @frozen(kw_only=True)
@@ -43,7 +43,7 @@ class ConversationLimits:
     """Bounds of the conversations of one kind.
 
     Raises:
-        InvalidOptions: a bound is no integer, or above the largest one.
+        InvalidOptions: a bound is not an integer, or is above its maximum.
     """
 
     inputs: int = 100
@@ -83,7 +83,7 @@ class ConversationKind:
 
     @property
     def run(self) -> str:
-        """Name of the orchestration that runs what a wake has started or called."""
+        """Name of the orchestration that does the runs and calls of a wake."""
         return f"{self.name}.run"
 
     @property
@@ -92,14 +92,14 @@ class ConversationKind:
         return f"{self.name}.report"
 
     def start(self, parent: str | None = None, home: str | None = None) -> JournalStart:
-        """The start of a conversation, for its first input; ``parent``: the conversation whose wake creates it;
+        """Return the start of a conversation, for its first input; ``parent``: the conversation whose wake creates it;
         ``home``: the session on whose lease its wakes run.
         """
         return start_of(self.name, parent, home)
 
 
 def start_of(kind: str, parent: str | None = None, home: str | None = None) -> JournalStart:
-    """As `ConversationKind.start`, by the name of the kind."""
+    """Return `ConversationKind.start` by the name of the kind."""
     options = {"salt": secrets.token_hex(6)}
     name = orchestration_of(kind)
     message = start_message(name, options if home is None else {**options, "home": home})
@@ -107,13 +107,13 @@ def start_of(kind: str, parent: str | None = None, home: str | None = None) -> J
 
 
 def start_message(orchestration: str, given: Mapping[str, Any], trace: str | None = None) -> str:
-    """Starts an instance of an orchestration with this input, in this trace context."""
+    """Return a message that starts an instance of an orchestration with this input, in this trace context."""
     started = OrchestrationStarted(orchestration, version="", input=to_json(given).decode(), trace=trace)
     return encode_message(ANY_EXECUTION, started)
 
 
 def orchestration_of(kind: str) -> str:
-    """Name of the orchestration of a kind."""
+    """Return the name of the orchestration of a kind."""
     return f"{kind}.conversation"
 
 
@@ -130,10 +130,10 @@ RESUME_MESSAGE: Final = _message("resume")
 
 
 def interrupt_message(*, cancel: bool = False) -> str:
-    """Announces an interrupt; ``cancel``: the wake under way is cancelled, otherwise it ends first."""
+    """Return a message that announces an interrupt; ``cancel``: it cancels the running wake, which else ends first."""
     return _message("interrupt", seq=SEQ_MARK, cancel="true" if cancel else "false")
 
 
 def terminate_message(*, cascade: bool = False) -> str:
-    """Ends the instance; ``cascade``: its children are terminated too."""
+    """Return a message that ends the instance; ``cascade``: its children are terminated too."""
     return _message("terminate", seq=SEQ_MARK, cascade="true" if cascade else "false", parked=PARKED_MARK)

@@ -1,4 +1,4 @@
-"""The task of a wake, compared with the journal: what its orchestration does not know of the wakes before.
+"""The task of a wake, compared with the journal: its orchestration may not know all about the wakes before.
 
 A wake that was cancelled may have committed before, and its result was dropped; or an operator has reset or deleted the
 instance, or a reset runs the activity of an earlier execution again.
@@ -27,8 +27,8 @@ USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 
 
 def task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
-    """The task with the id that it has in this execution: a reset runs an activity of an earlier execution again, with
-    the input that was recorded there, as another wake.
+    """Return the task with the id that it has in this execution: a reset runs an activity of an earlier execution
+    again, with the input that was recorded there, as another wake.
     """
     salt, execution, number = task["wake"].rsplit("-", 2)
     if int(execution) == execution_id:
@@ -37,7 +37,7 @@ def task_of_execution(task: WakeTask, execution_id: int) -> WakeTask:
 
 
 def unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
-    """The result of a wake that processes nothing, with what the task has found out about cancelled ones."""
+    """Return the result of a wake that processes nothing, with the findings of the task about cancelled wakes."""
     outcome = WakeOutcome(outcome="nothing", processed=work.processed)
     if "delegations" in task:
         outcome["delegations"] = task["delegations"]
@@ -49,8 +49,8 @@ def unchanged(task: WakeTask, work: PendingWork) -> WakeOutcome:
 
 
 def work_of_task(task: WakeTask, work: PendingWork) -> PendingWork:
-    """The pending work for this wake: all of it, or one input or due revisit of those that are tried one by one. An
-    interrupt is read together with what it follows.
+    """Return the pending work for this wake: all of it, or one input or due revisit of those that are tried one by one.
+    An interrupt is read together with the entries before it.
     """
     left = left_alone(task, work)
     if left is None:
@@ -62,7 +62,7 @@ def work_of_task(task: WakeTask, work: PendingWork) -> PendingWork:
 
 
 def left_alone(task: WakeTask, work: PendingWork, behind: int = 0) -> Alone | None:
-    """What is left to be tried one by one; None: nothing.
+    """Return the inputs and revisits that are left to be tried one by one; None: nothing is left.
 
     Args:
         task: of the wake.
@@ -86,8 +86,8 @@ class Given(TypedDict):
 
 
 def as_given(task: WakeTask, work: PendingWork) -> PendingWork:
-    """The work without what has come since an attempt of the wake has committed anything: its steps and commits, and
-    the state in them, are of the work that it was given.
+    """Return the work without anything that has come since an attempt of the wake first committed: its steps and
+    commits, and the state in them, belong to the work that it was given.
     """
     rows = [row.result or "" for row in work.steps if row.wake_id == task["wake"] and row.key == GIVEN]
     if not rows:
@@ -111,7 +111,7 @@ def as_given(task: WakeTask, work: PendingWork) -> PendingWork:
 
 
 def given_work(work: PendingWork) -> Given:
-    """The work of an attempt, for the next ones."""
+    """Return the work of an attempt, for the next attempts."""
     return Given(
         read=work.inputs[-1].seq if work.inputs else work.processed,
         due=[revisit.key for revisit in work.due],
@@ -120,8 +120,8 @@ def given_work(work: PendingWork) -> Given:
 
 
 async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityContext) -> WakeTask:
-    """The task without the cancelled wakes that have no open trace, and with the delegations that the orchestration
-    does not know.
+    """Return the task without the cancelled wakes that have no open trace, and with the delegations that the
+    orchestration does not know.
 
     A cancelled wake has no open trace in three cases: no input had unparked it; it had committed its end before the
     orchestration cancelled it, and so dropped its result; or a later wake has closed the trace.
@@ -143,7 +143,7 @@ async def drop_ended_wakes(task: WakeTask, work: PendingWork, ctx: ActivityConte
 async def _find_unclosed(
     task: WakeTask, work: PendingWork, cancelled: Sequence[str], ctx: ActivityContext
 ) -> list[str]:
-    """The cancelled wakes whose trace is open."""
+    """Return the cancelled wakes whose trace is open."""
     journals = journals_in(ctx)
     assert journals is not None
     if not cancelled:
@@ -165,7 +165,7 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
     """Add open delegations to this conversation that the orchestration does not know: their wakes had ended before they
     were cancelled, or an operator has reset or deleted the instance.
 
-    Entries that a journal has from another one are none of its own.
+    Entries that a journal has from another journal do not count.
     """
     own = next(iter(await journals.lineage(session_id)), None)
     if own is None or own.lineage == "import":
@@ -182,14 +182,14 @@ async def _add_begun(task: WakeTask, work: PendingWork, session_id: str, journal
 
 
 async def _has_end(journals: JournalAccess, meta: ev.EventMeta) -> bool:
-    """Whether the parent has been notified of the end of a delegation, or is gone."""
+    """Return whether the parent has been notified of the end of a delegation, or is gone."""
     event_id = f"{CHILD_ENDED}/{meta.delegation}"
     page = await journals.read(JournalQuery(session_id=meta.parent or "", event_id=event_id, limit=1))
     return page is None or meta.parent_journal not in {None, page.journal_id} or bool(page.entries)
 
 
 def delegation_of(meta: ev.EventMeta, cycles: int = 0) -> Delegation:
-    """The delegation that has an input with this data."""
+    """Return the delegation that has an input with this data."""
     return Delegation(
         id=meta.delegation or "",
         parent=meta.parent or "",

@@ -1,4 +1,4 @@
-"""Where conversations come from: forks, detached copies, merges and compressions, and how they are exported.
+"""The origins of conversations: forks, detached copies, merges and compressions, and their export.
 
 A conversation that is made from others begins with their entries, or with a summary of them, and then goes its own way:
 its journal, its state and its requests are its own. Inputs that the others have not processed wait in it too. A fork,
@@ -103,7 +103,7 @@ class Ancestor:
 
 
 class MadeBy(TypedDict, total=False):
-    """How a conversation is made from others; see `CommonCalls.fork`."""
+    """Options of the calls that make a conversation from others; see `CommonCalls.fork`."""
 
     operator: str | None
     extras: Mapping[str, JsonValue] | None
@@ -115,15 +115,15 @@ class LineageState(Protocol):
 
     @property
     def _can_rebuild(self) -> bool:
-        """The application has given ``rebuild``."""
+        """True if the application has given ``rebuild``."""
         ...
 
     async def _rebuilt(self, conversation_id: str, entries: Sequence[JournalEntry]) -> SessionState | None:
-        """The state that entries lead to, encoded."""
+        """Return the state that entries lead to, encoded."""
         ...
 
     async def _encoded(self, conversation_id: str, state: Any) -> SessionState | None:
-        """A state, encoded."""
+        """Return a state, encoded."""
         ...
 
     async def _check_record(self, record: SessionRecord | SessionState) -> None:
@@ -305,7 +305,7 @@ class CreationPlanner:
     async def _whole(
         self, source: str, pending: ReadPending
     ) -> tuple[SessionRecord | None, JournalPage, Sequence[str]]:
-        """As `_snapshot`, with the lines of what waited then: inputs may come meanwhile, and resolve requests."""
+        """Return a `_snapshot`, with the lines of the pending work: inputs may come during it, and resolve requests."""
         for _ in range(SNAPSHOTS):
             work = await pending(source)
             record, page = await self._snapshot(source)
@@ -364,11 +364,11 @@ class CreationPlanner:
         )
 
     async def is_taken(self, new_id: str) -> bool:
-        """Whether there is a journal, or a record of state, of this id."""
+        """Return whether this id has a journal, or a record of state."""
         return bool(await self.reads.lineage(new_id)) or await self._records.load(new_id) is not None
 
     async def check_repeated(self, creation: JournalCreation, source: str) -> None:
-        """Check that the journal with this id, which has the same operator and parents, is what this creation makes.
+        """Check that the journal with this id, which has the same operator and parents, was made by such a creation.
 
         Raises:
             ConversationExists: another call has made it, or the source has had more entries since.
@@ -417,16 +417,16 @@ class CreationPlanner:
     async def entries(
         self, source: str, kinds: Sequence[str] = (), *, before: int | None = None
     ) -> AsyncIterator[JournalEntry]:
-        """All entries of a journal, read page by page."""
+        """Yield all entries of a journal, read page by page."""
         query = JournalQuery(session_id=source, before=before, kinds=kinds, limit=MAX_PAGE)
         async for entry in all_entries(self.page, query):
             yield self._kind.types.read(entry)
 
     async def page(self, query: JournalQuery) -> JournalPage:
-        """A page of a journal of this kind.
+        """Return a page of a journal of this kind.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
             ConversationKindMismatch: it is of another kind.
         """
         page = await self.reads.read(query)
@@ -450,7 +450,9 @@ class CreationPlanner:
         return (await self._lineage(source))[0]
 
     async def _snapshot(self, source: str) -> tuple[SessionRecord | None, JournalPage]:
-        """The record of a conversation, and a page of its journal that ends with the entries that it was made from."""
+        """Return the record of a conversation, and a page of its journal that ends with the entries that it was made
+        from.
+        """
         for _ in range(SNAPSHOTS):
             record = await self._records.load(source)
             page = await self.page(JournalQuery(session_id=source, limit=1))
@@ -467,7 +469,9 @@ class CreationPlanner:
         )
 
     async def _side(self, conversation_id: str, home: str | None) -> _Side:
-        """A side of a merge: its record, or that of its home, says what it has opened under the present lease."""
+        """Return a side of a merge: its record, or its home's record, names the resources that are open under the
+        present lease.
+        """
         place = home or conversation_id
         epoch = (await self.reads.held_epochs([place])).get(place)
         records = [await self._records.load(state_id) for state_id in dict.fromkeys((conversation_id, place))]
@@ -475,7 +479,7 @@ class CreationPlanner:
         return _Side(conversation_id, home, epoch is not None and open_mark(place, epoch) in marks)
 
     async def _using(self, source: str, state: SessionState | None) -> SessionState | None:
-        """A new state, which uses the resources that a conversation uses."""
+        """Return a new state, which uses the resources that a conversation uses."""
         used = {} if state is None else _resources_of(await self._records.load(source))
         return state if state is None or not used else _labelled(state, used)
 
@@ -505,8 +509,8 @@ class CreationPlanner:
         options: Mapping[str, JsonValue] = {},
         **fields: Any,
     ) -> JournalCreation:
-        """A creation. ``options``: of the call, besides ``made_by``, the source and the position in it; a call that
-        repeats it has the same ones.
+        """Return a creation. ``options``: of the call, besides ``made_by``, the source and the position in it; a call
+        that repeats it has the same options.
         """
         operator, extras = made_by.get("operator"), made_by.get("extras") or {}
         if CALL in extras:
@@ -552,7 +556,7 @@ def check_creation(creation: JournalCreation, result: CreationResult) -> None:
 
 
 def _home_beside(own: JournalLineage, source: str, beside: bool | None) -> str | None:
-    """The home of a conversation that is made from a journal."""
+    """Return the home of a conversation that is made from a journal."""
     if beside is None:
         return own.home
     return (own.home or source) if beside else None
@@ -568,7 +572,7 @@ class _Side:
 
     @property
     def has_resources(self) -> bool:
-        """Whether it has something open, or was made to share the resources of another session."""
+        """True if it has something open, or was made to share the resources of another session."""
         return self.is_open or self.home is not None
 
     @property
@@ -578,7 +582,7 @@ class _Side:
 
 
 def _home_of_merge(left: _Side, right: _Side, keep: str | None) -> str | None:
-    """The session whose resources a merge shares; None: it has its own.
+    """Return the session whose resources a merge shares; None: it has its own.
 
     The resources of the left side are kept. A side without resources is ignored.
 
@@ -604,23 +608,23 @@ def _entries_digest(entries: Sequence[NewEntry]) -> str:
 
 
 def _version(record: SessionRecord | SessionSummary) -> tuple[str, int]:
-    """Changes with each commit of a wake, or of a part of it, that changes the state."""
+    """Return a version that changes with each commit of a wake, or of a part of it, that changes the state."""
     return record.generation, record.version
 
 
 def _resources_of(record: SessionRecord | None) -> dict[str, str]:
-    """The labels of a record that name resources."""
+    """Return the labels of a record that name resources."""
     labels = {} if record is None else dict(record.metadata.labels)
     return {name: value for name, value in labels.items() if name.startswith(RESOURCE_LABEL)}
 
 
 def _labelled(state: SessionState, resources: Mapping[str, str]) -> SessionState:
-    """A state with these resources."""
+    """Return a state with these resources."""
     return replace(state, metadata=replace(state.metadata, labels={**state.metadata.labels, **resources}))
 
 
 def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
-    """Whether the base, its number if it is given, the home and the options are the same."""
+    """Return whether the base, its number if it is given, the home and the options are the same."""
     base, found = creation.base, made.base
     if (base is None) != (found is None) or creation.home != made.home:
         return False
@@ -631,7 +635,7 @@ def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
 
 
 def _state_with(record: SessionRecord, session_id: str, resources: Mapping[str, str]) -> SessionState:
-    """The state of a record, for another session, with other resources."""
+    """Return the state of a record, for another session, with other resources."""
     metadata = replace(record.metadata, parent=None, labels={**record.metadata.labels, **resources})
     return copied(SessionState, record, session_id=session_id, metadata=metadata)
 

@@ -24,7 +24,7 @@ from affinity.session.transfer import ImportTimes
 M = TypeVar("M")
 
 _PLANS = 3
-"""How often a creation is planned: its base may get entries meanwhile."""
+"""The number of times that a creation is planned: its base may get entries during the call."""
 
 
 class CommonCalls(EntryReader, Generic[M]):
@@ -44,8 +44,8 @@ class CommonCalls(EntryReader, Generic[M]):
     async def wakes(
         self, *, after: int = 0, newest_first: bool = False, limit: int = DEFAULT_ENTRIES
     ) -> Sequence[EndedWake]:
-        """How its wakes have ended, in order: a page of attempts whose last entry is behind ``after``, as far as
-        retention has kept that entry. The `EndedWake.seq` of the last one, as ``after``, gives the next page.
+        """Return the ended attempts of its wakes, in order: a page of attempts whose last entry is behind ``after``, as
+        far as retention has kept that entry. The `EndedWake.seq` of the last one, as ``after``, gives the next page.
 
         Args:
             after: number of an entry.
@@ -77,8 +77,8 @@ class CommonCalls(EntryReader, Generic[M]):
 
     @action("fork", "conversation", "conversation_id", "new_id", "at")
     async def fork(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
-        """A conversation that goes on from an entry of this one. The cost does not grow with the length. It has the
-        title, the owner and the labels of this one, as have a detached copy and a compression.
+        """Make a conversation that goes on from an entry of this one. The cost does not grow with the length. It has
+        the title, the owner and the labels of this one, as have a detached copy and a compression.
 
         It has the requests that were pending there, each with its id: within a merge, its own ones only. They are
         answered here and there independently, and expire at the same time; a request that this conversation has
@@ -86,22 +86,22 @@ class CommonCalls(EntryReader, Generic[M]):
 
         Args:
             new_id: its id.
-            at: the last number that it has of this one, 0 for none. None: all that is there, and what the wake appends.
-                Of a handle that knows the kind of the `Conversations` alone, an earlier entry than the last one has no
-                requests of the application's own kinds.
+            at: the last number that it has of this one, 0 for none. None: all that is there, and the entries that the
+                wake appends. Of a handle that knows the kind of the `Conversations` alone, an earlier entry than the
+                last one has no requests of the application's own kinds.
             made_by: ``operator``: what makes it, for people; by default "fork". ``extras``: for people and programs,
                 kept with it. ``beside``: its wakes run on the lease of this conversation, or of its home, and share its
                 resources; False: on their own lease; None: as the wakes of this conversation.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
-            UnknownEntry: there is no such entry, or it is not kept.
+            UnknownConversation, ConversationKindMismatch: no conversation has this id, or it is of another kind.
+            UnknownEntry: the journal does not have this entry, or has not kept it.
             SessionRecordRefused: the record of state that it would copy could not be loaded; of a handle that knows the
                 `Conversations`, and not their kind alone.
             ConversationExists: the new id is in use, and not by what this call has made before: see
                 `affinity.conversation.lineage_calls.LineageCalls`.
             QuotaExceeded: there are as many instances as there may be; of a handle.
-            PayloadTooLarge: of a wake: what it makes several conversations with, but for copies, has more than
+            PayloadTooLarge: of a wake: the data of several conversations that it makes, without copies, has more than
                 `limits.MAX_STATE_BYTES`.
             InvalidInput: an argument is refused.
         """
@@ -109,36 +109,39 @@ class CommonCalls(EntryReader, Generic[M]):
 
     @action("detach", "conversation", "conversation_id", "new_id", "at")
     async def detach(self, new_id: str, *, at: int | None = None, **made_by: Unpack[MadeBy]) -> M:
-        """A conversation with the content of this one and without parents; arguments and errors as for `fork`."""
+        """Make a conversation with the content of this one and without parents. The arguments and errors are those of
+        `fork`.
+        """
         return await self._derive(new_id, self._planner.fork, new_id, at=at, lineage="detach", **made_by)
 
     @action("compress", "conversation", "conversation_id", "into")
     async def compress(self, *, into: str, summarise: Summarise, state: Any = None, **made_by: Unpack[MadeBy]) -> M:
-        """A conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
+        """Make a conversation whose only entry is a summary of this one: a `UserMessage`, which wakes nothing.
 
         Args:
             into: id of the new conversation.
             summarise: an async function of the entries; it returns a text, a `UserMessage` or an `AgentMessage`.
             state: of the new conversation. None: ``rebuild`` of the summary, or an initial one.
-            made_by: as for `fork`; to the ``extras`` the sizes, and the usage until then, are added.
+            made_by: see `fork`; the sizes, and the usage until then, are added to the ``extras``.
 
         Raises:
             InvalidInput: ``summarise`` returned anything else, such as a call of a tool, or an empty summary.
-            ClientError: as for `fork`.
+            ClientError: see `fork`.
         """
         return await self._derive(into, self._planner.compress, into, summarise=summarise, state=state, **made_by)
 
     async def ancestors(self) -> Sequence[Ancestor]:
-        """This conversation, then the conversations that it was made from, nearest first, each once.
+        """Return this conversation, then the conversations that it was made from, nearest first, each once.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: as for `fork`.
+            UnknownConversation, ConversationKindMismatch: see `fork`.
         """
         return await self._planner.ancestors(self.conversation_id)
 
     async def resources(self) -> dict[str, str]:
-        """The resources that outlive the process and are attached to this conversation: their ids, by name; "closed":
-        it has closed the one of this name. (The session on whose lease its wakes run is `Ancestor.home`.)
+        """Return the resources that outlive the process and are attached to this conversation: their ids, by name;
+        "closed": it has closed the resource of this name. (The session on whose lease its wakes run is
+        `Ancestor.home`.)
         """
         return await self._planner.resources(self.conversation_id)
 
@@ -151,8 +154,8 @@ class LineageCalls(CommonCalls[M], Generic[M]):
     """Makes conversations from others.
 
     A call may be repeated, as after a lost reply: it returns the conversation that it has made. A used id is refused
-    with `ConversationExists` when the source, the position or an option is another one, also when the source has had
-    more entries since, and the call names no position (``at=``). ``summarise`` is not compared.
+    with `ConversationExists` when the source, the position or an option differs, also when the source has had more
+    entries since, and the call names no position (``at=``). ``summarise`` is not compared.
     """
 
     def __init__(
@@ -194,36 +197,36 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             state: of the new conversation; None: a copy of the state of the left side.
             keep: the side whose resources it shares, and beside which it runs: on the lease of that side, or of its
                 home. None: those of the left side; a side without any is ignored.
-            operator: as for `fork`.
-            extras: as for `fork`.
+            operator: see `fork`.
+            extras: see `fork`.
 
         Raises:
             InvalidOptions: the sides use different resources, or have different ones open, and ``keep`` is not given;
                 or the left one has no state yet, and the right one uses resources.
-            ClientError, InvalidInput: as for `fork`.
+            ClientError, InvalidInput: see `fork`.
         """
         made_by = {"operator": operator, "extras": extras, "keep": keep}
         return await self._derive(into, self._planner.merge, other, into, state=state, **made_by)
 
     async def usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all entries, each counted once. Reads all entries that have one.
+        """Return the sum of ``usage`` of all entries, each counted once. It reads all entries that have a usage.
 
         Entries that retention has removed, or that compressions have left out, are counted too.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: as for `fork`.
+            UnknownConversation, ConversationKindMismatch: see `fork`.
         """
         return await self._planner.usage(self.conversation_id)
 
     @uninterrupted
     async def export(self) -> AsyncIterator[str]:
-        """The conversation as lines of JSON, without the newline: itself, with title, owner and labels, its ancestors,
-        its record of state, its requests and revisits, and its entries as far as they are there at the beginning, which
-        fit each other. `import_` reads them.
+        """Yield the conversation as lines of JSON, without the newline: itself, with title, owner and labels, its
+        ancestors, its record of state, its requests and revisits, and its entries as far as they are there at the
+        beginning, which fit each other. `import_` reads them.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: as for `fork`; or it was deleted meanwhile.
-            EntriesRemoved: retention has removed entries meanwhile.
+            UnknownConversation, ConversationKindMismatch: see `fork`; or it was deleted during the export.
+            EntriesRemoved: retention has removed entries during the export.
             Contention: wakes end so quickly that no state is read that fits the entries.
         """
         async for line in self._planner.export(self.conversation_id, self._client.journals.pending):
@@ -246,17 +249,17 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             times: of the entries and of the record of state. "kept" writes the exported times; a time of the record
                 that is in the future becomes now. "now" writes the time of the import. Requests expire, and revisits
                 are due, when they were.
-            without: "delegations", "steps": of what cannot go on in a copy, the kinds that are left out. An import
-                of a conversation that waits for children or runs, or whose wake has begun steps and has not ended, is
-                refused otherwise.
+            without: "delegations", "steps": the kinds of work that are left out because they cannot go on in a copy. An
+                import of a conversation that waits for children or runs, or whose wake has begun steps and has not
+                ended, is refused otherwise.
 
         Raises:
             InvalidOptions: something is to be left out, and is not named in ``without``.
-            InvalidInput: a line is none of an export; the message has its number.
+            InvalidInput: a line does not belong to an export; the message has its number.
             SessionRecordRefused: the record of state is of another kind; or it could not be loaded, if this handle
                 knows the `Conversations`, and not their kind alone.
             ConversationKindMismatch: the export is of another kind.
-            ConversationExists, QuotaExceeded: as for `fork`.
+            ConversationExists, QuotaExceeded: see `fork`.
         """
         check_choice("times", times, ImportTimes)
         for kind in without:

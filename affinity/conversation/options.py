@@ -1,4 +1,4 @@
-"""The options of conversations for workers: how long they are kept, and their entries."""
+"""The options of conversations for workers: the retention of conversations and of their entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from affinity.worker.options import GuestOptions, RetentionSeconds
 
 
 class ConversationOptions(GuestOptions):
-    """How long workers keep conversations that nothing uses, and the entries of others. Durations are seconds."""
+    """The times for which workers keep unused conversations, and the entries of others. Durations are seconds."""
 
     journal_retention: RetentionSeconds | None = None
     """Entries of journals are removed after this long, unless a wake, a pending request or a fork needs them; none:

@@ -30,7 +30,8 @@ _CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, 
 async def requests_at(
     reads: LineageReads, types: EventTypes, source: str, at: int, lineage: Sequence[JournalLineage]
 ) -> Sequence[InheritedRequest]:
-    """The requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types`` lack.
+    """Return the requests that were pending at entry ``at``, oldest first; without requests of kinds that ``types``
+    lack.
 
     It reads back to the oldest of them: the end of a wake names all that are pending. ``lineage`` is of the source,
     nearest first.
@@ -38,7 +39,7 @@ async def requests_at(
     interrupt, merge = 0, _begin_of_merge(lineage, at)
     query = JournalQuery(session_id=source, before=at + 1, kinds=[_INTERRUPT], newest_first=True, limit=1)
     async for last in all_entries(reads.read, query):
-        interrupt = 0 if last.is_copied else last.seq  # what is copied stands before all requests of a merge
+        interrupt = 0 if last.is_copied else last.seq  # copied entries stand before all requests of a merge
         break
     found = []
     async for request_id, entry in _unresolved(reads.read, types, source, max(interrupt, merge), at):
@@ -51,7 +52,7 @@ async def requests_at(
 
 
 def _begin_of_merge(lineage: Sequence[JournalLineage], at: int) -> int:
-    """The last entry of the left side of the merge that entry ``at`` is in, which begins without requests; else 0."""
+    """Return the last entry of the left side of the merge that has entry ``at`` and begins without requests; else 0."""
     for node in lineage:
         end = 0 if node.base is None else node.base.up_to or 0
         if node.lineage == "merge" and end < at:
@@ -63,7 +64,7 @@ def _begin_of_merge(lineage: Sequence[JournalLineage], at: int) -> int:
 async def _unresolved(
     read: Read, types: EventTypes, source: str, after: int, at: int
 ) -> AsyncIterator[tuple[str, Entry]]:
-    """The requests between two entries without an answer, newest first."""
+    """Yield the requests between two entries without an answer, newest first."""
     query = JournalQuery(
         session_id=source, after=after, before=at + 1, kinds=types.kinds_derived_from(*_CHANGES), newest_first=True
     )
@@ -89,13 +90,13 @@ async def _unresolved(
 
 
 async def _first_entry(reads: LineageReads, source: str, entry: Entry) -> int:
-    """Number of the first entry of the wake that has made a request."""
+    """Return the number of the first entry of the wake that has made a request."""
     page = await reads.read(JournalQuery(session_id=source, before=entry.seq, wake_id=entry.wake_id, limit=1))
     return page.entries[0].seq if page is not None and page.entries else entry.seq
 
 
 async def _has_read(reads: LineageReads, source: str, entry: Entry, first: int, interrupt: int) -> bool:
-    """Whether the wake that has made a request had read an interrupt.
+    """Return whether the wake that has made a request had read an interrupt.
 
     Of a wake without an end (running or cancelled), the first entry decides: it has read all inputs before that.
     """

@@ -120,7 +120,7 @@ class WakeOutcome(Outstanding):
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     home: NotRequired[str]  # the wake is to run on this session's lease
-    closed: NotRequired[bool]  # the journal is closed: no wake processes anything any more
+    closed: NotRequired[bool]  # the journal is closed: no later wake processes anything
     # Of a failed wake:
     attempt: NotRequired[int]
     read: NotRequired[int]  # number of the last input that it was given
@@ -140,18 +140,18 @@ class Start(Outstanding):
 
 
 class State(StrEnum):
-    """What a conversation's instance does."""
+    """The state of a conversation's instance."""
 
     IDLE = "idle"
     """The next wake is parked: the next input queues it."""
     WAITING = "waiting"
-    """For a signal, or until a wake is due (`Program.next_due`)."""
+    """Waits for a signal, or until a wake is due (`Program.next_due`)."""
     WAKING = "waking"
     """A wake runs."""
     RETRYING = "retrying"
     """A wake has failed, and waits for its next attempt."""
     FAILED = "failed"
-    """As `WAITING`, behind a wake that has failed for good."""
+    """Like `WAITING`, behind a wake that has failed for good."""
     ENDING = "ending"
     """The conversation is terminated: the parent and the children are to be notified."""
     ENDED = "ended"
@@ -173,7 +173,7 @@ class Program:
     next_due: float | None = None
     """Seconds until the next wake is due; 0: now. None: only a signal begins it."""
     left: Outstanding = field(default_factory=Outstanding)
-    """What the last wake has left to the next one."""
+    """The facts that the last wake has left to the next one."""
     wakes: int = 0
     signals: int = 0
     received: int = 0
@@ -220,7 +220,7 @@ class Program:
 
     async def _end(self) -> None:
         """Notify the parent and the children, and close the traces of wakes that were cancelled. The journal takes no
-        inputs any more; the wake closes it if an operator has cancelled the instance.
+        more inputs; the wake closes it if an operator has cancelled the instance.
         """
         self.state = State.ENDING
         while True:
@@ -231,11 +231,11 @@ class Program:
 
     @property
     def _is_long(self) -> bool:
-        """The execution is to continue as new."""
+        """True if the execution is to continue as new."""
         return self.wakes >= WAKES_PER_EXECUTION or self.signals >= SIGNALS_PER_EXECUTION
 
     def _rest(self) -> Start:
-        """The input of the next execution."""
+        """Return the input of the next execution."""
         about = {"salt": self.start["salt"], "home": self.home, "state": self.state, "next_due": self.next_due}
         return cast(Start, {**about, "processed": self.processed, "signalled": self.signalled, **self.left})
 
@@ -263,8 +263,9 @@ class Program:
             self.next_due = 0.0  # a new timer would have its full length: a wake computes the rest
 
     async def _await_end(self) -> None:
-        """The journal is closed. The message that terminates the instance came into the queue in the same transaction,
-        so it comes before a timer; or it came long ago, and an operator has reset the instance since then.
+        """Wait for the end, because the journal is closed. The message that terminates the instance came into the queue
+        in the same transaction, so it comes before a timer; or it came long ago, and an operator has reset the instance
+        since then.
         """
         timer = self.ctx.schedule_timer(0.0)
         while self.state not in OVER and not timer.settled:
@@ -275,7 +276,7 @@ class Program:
         self.state = State.ENDING
 
     async def _receive(self) -> dict[str, Any]:
-        """Take the signal that has come, and wait for the next one; returns its data."""
+        """Take the signal that has come, and wait for the next one. Return its data."""
         data = await self.signal
         self.signals, self.received = self.signals + 1, self.received + 1
         self.signal = self.ctx.schedule_wait(SIGNAL)
@@ -350,7 +351,7 @@ class Program:
             self.state, self.next_due = State.FAILED if has_failed else State.WAITING, 0.0
 
     async def _attempt(self, task: WakeTask) -> WakeOutcome | None:
-        """Run the activity once; None: the conversation was terminated, or interrupted, meanwhile."""
+        """Run the activity once; None: the conversation was terminated or interrupted during it."""
         activity = self._schedule(task)
         if self.state is State.IDLE:
             activity._park()
@@ -390,7 +391,7 @@ class Program:
 
     @property
     def _has_room(self) -> bool:
-        """Whether the history has room for another signal during this wake."""
+        """True if the history has room for another signal during this wake."""
         return self.received < MAX_WAKE_SIGNALS
 
     def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:

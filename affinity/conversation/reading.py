@@ -27,21 +27,21 @@ class LineageReads(Protocol):
     """Reads of journals."""
 
     def read(self, query: JournalQuery, /) -> Awaitable[JournalPage | None]:
-        """A page of a journal."""
+        """Return a page of a journal."""
         ...
 
     def held_epochs(self, session_ids: Collection[str], /) -> Awaitable[Mapping[str, int]]:
-        """The epochs of those of these sessions that a worker holds."""
+        """Return the epochs of the sessions, among these, that a worker holds."""
         ...
 
     def lineage(self, session_id: str, /) -> Awaitable[Sequence[JournalLineage]]:
-        """A journal and its ancestors."""
+        """Return a journal and its ancestors."""
         ...
 
     def wakes(
         self, session_id: str, /, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
     ) -> Awaitable[Sequence[JournalWake]]:
-        """How wakes of a journal have ended."""
+        """Return the ended attempts of wakes of a journal."""
         ...
 
 
@@ -58,7 +58,7 @@ def kinds_of(kinds: Kinds) -> Collection[str]:
     """Kinds from kinds and classes of events.
 
     Raises:
-        InvalidInput: one is neither.
+        InvalidInput: a value is neither.
     """
     several = [kinds] if isinstance(kinds, str | type) else kinds
     return [check_kind(kind) if isinstance(kind, str) else kind_of(kind) for kind in several]
@@ -76,7 +76,7 @@ def check_seq(value: object) -> int:
 
 
 async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
-    """All entries that a query asks for, read page by page; none if there is no journal."""
+    """Yield all entries that a query asks for, read page by page; nothing without a journal."""
     more = True
     while more:
         page = await read(query)
@@ -89,7 +89,7 @@ async def all_entries(read: Read, query: JournalQuery) -> AsyncIterator[Entry]:
 
 
 async def all_wakes(read: ReadWakes, session_id: str, after: int = 0) -> AsyncIterator[JournalWake]:
-    """How all wakes have ended whose last entry is behind ``after``, read page by page."""
+    """Yield all ended attempts of wakes whose last entry is behind ``after``, read page by page."""
     while page := await read(session_id, after):
         for wake in page:
             yield wake
@@ -115,8 +115,8 @@ class EntryReader:
         last: int | None = None,
         limit: int = DEFAULT_ENTRIES,
     ) -> Sequence[JournalEntry]:
-        """Entries as committed, oldest first; all conditions hold. The number of the last one, as ``after``, gives the
-        next page.
+        """Return entries as committed, oldest first; all conditions hold. The number of the last one, as ``after``,
+        gives the next page.
 
         An anchor (``after``, ``before``, ``around``) is the number of an entry, or an event id.
 
@@ -131,9 +131,9 @@ class EntryReader:
             limit: entries at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
             UnknownEntry: an anchor that is not in the journal.
-            InvalidInput: contradictory conditions, a number out of range, or an id or kind that is none.
+            InvalidInput: contradictory conditions, a number out of range, or a malformed id or kind.
         """
         if sum(value is not None for value in (after, before, around, last)) > 1 and (last or around) is not None:
             raise InvalidInput("around and last exclude each other, after and before")
@@ -154,10 +154,10 @@ class EntryReader:
         return await self._entries(replace(query, after=low, before=high, newest_first=newest))
 
     async def outcome(self) -> OutcomeUpdated | None:
-        """The goal of the conversation, as `DefineOutcome` or the agent has defined it last; None: it has none.
+        """Return the goal of the conversation, as `DefineOutcome` or the agent has defined it last; None: it has none.
 
         Raises:
-            UnknownConversation: there is none.
+            UnknownConversation: no conversation has this id.
         """
         for entry in await self.history(kinds=[DefineOutcome, OutcomeUpdated], last=1):
             if isinstance(entry.event, DefineOutcome):
@@ -167,11 +167,12 @@ class EntryReader:
         return None
 
     async def trace(self, wake_id: str) -> Sequence[JournalEntry]:
-        """All entries of a wake, with its failed attempts: spans with their times, and the entries that it appended.
+        """Return all entries of a wake, with its failed attempts: spans with their times, and the entries that it
+        appended.
 
         Raises:
-            UnknownConversation: there is none.
-            UnknownEntry: it has no such wake.
+            UnknownConversation: no conversation has this id.
+            UnknownEntry: the conversation does not have this wake.
         """
         query = JournalQuery(session_id=self.conversation_id, wake_id=check_id(wake_id, "wake"), limit=MAX_PAGE)
         entries = [self._types.read(entry) async for entry in all_entries(self._page, query)]
@@ -187,7 +188,7 @@ class EntryReader:
         return upto + await self._entries(replace(query, after=anchor, limit=query.limit - half))
 
     async def _anchor(self, anchor: int | str, *, bound: bool = False) -> int:
-        """The number of an anchor; as a ``bound`` any number will do."""
+        """Return the number of an anchor; a ``bound`` may be any number."""
         where = JournalQuery(session_id=self.conversation_id, limit=1)
         if isinstance(anchor, str):
             where = replace(where, event_id=check_id(anchor, "event id"))

@@ -19,7 +19,9 @@ _CHILDREN: Final = 20
 
 
 async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstanding: Outstanding) -> Explanation | None:
-    """The reason why the conversation waits; None: the instance is none, or its conversation has ended."""
+    """Return the reason why the conversation waits; None: the instance belongs to no conversation, or its conversation
+    has ended.
+    """
     me = info.instance_id
     if not keeps_journals(explainer.provider):
         return None
@@ -40,7 +42,7 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
 async def _between_wakes(
     explainer: Explainer, info: InstanceInfo, outstanding: Outstanding, page: JournalPage
 ) -> Explanation | None:
-    """After a wake that has failed, or with inputs that no wake has read."""
+    """Return the reason after a wake that has failed, or with inputs that no wake has read."""
     listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=info.instance_id), 1)
     match [row.status for row in listed]:
         case ["rescheduling"]:
@@ -56,7 +58,7 @@ async def _between_wakes(
 
 
 async def _idle(explainer: Explainer, me: str) -> Explanation:
-    """All inputs are processed."""
+    """Return the reason when all inputs are processed."""
     (work,) = await journals_of(explainer.provider).get_pending([me], limit=0)
     if work is not None and (first := next(iter(work.open_requests), None)) is not None:
         text = f"waits for the answer to the request {first.request_id!r} ({first.kind})"
@@ -70,7 +72,7 @@ async def _idle(explainer: Explainer, me: str) -> Explanation:
 
 
 async def _working(explainer: Explainer, children: Sequence[str]) -> Explanation:
-    """Children, or runs, work for it: the first whose reason is known, and is not that it waits for a client."""
+    """Return the reason of the first child or run whose reason is known and is not a wait for a client."""
     what, status = "child", ""
     for child in children:
         listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=child), 1)

@@ -1,4 +1,4 @@
-"""What clients wait for: the events of a conversation, and its replies."""
+"""The calls with which clients wait for the events of a conversation, and for its replies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         attempt has failed.
 
         Retention may remove entries that a slow reader, or one that comes back, has not read: the feed raises
-        `EntriesRemoved` then. What it had removed before the reader began (``after=0``) is left out.
+        `EntriesRemoved` then. Entries that it had removed before the reader began (``after=0``) are left out.
 
         Args:
             after: 0, the beginning; or `EventFeed.position` of an earlier feed, which is exact within a stream; or a
@@ -73,7 +73,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
             stream: with provisional output.
 
         Raises:
-            InvalidInput: ``after`` is no position.
+            InvalidInput: ``after`` is not a position.
         """
         position = read_position(after)
         reader = PageReader(self._kind.types, position, kinds_of(kinds), stream=stream)
@@ -103,17 +103,17 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         reply. After a failover the event is sent again, under its id: the database may have lost it.
 
         Args:
-            event: as for `send`.
-            event_id: as for `send`.
+            event: see `send`.
+            event_id: see `send`.
             timeout: seconds; None: forever.
             until: "settled": wait on until the conversation has nothing left to do, and return the reply of its last
                 wake: no input, no request that waits for an answer, no revisit, and no child that works for it.
-            about: as for `send`.
+            about: see `send`.
 
         Raises:
             WakeFailed: the wake has failed for good. `resume` tries again, and from then on `ask` waits for the reply
                 of the new attempt. With the next event this one becomes a dead letter: see `retry`.
-            WaitTimeout: there is no reply yet, or the conversation has not settled; ``waits_for`` says why. The event,
+            WaitTimeout: the reply has not come, or the conversation has not settled; ``waits_for`` says why. The event,
                 if it was sent, is processed: ask again with the same id, or wait for the `reply`.
             ConversationTerminated: before the event was processed; or an operator has ended the instance.
             UnknownConversation: it was deleted before the event was processed.
@@ -123,9 +123,9 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
                 that it started; or that handler waits for a reply of the caller's conversation, directly or through
                 others. Within one process nothing is sent then, unless two handlers begin to wait for each other at the
                 same moment. A circle through several processes, or through instances whose activities wait, is found
-                within seconds: of its waits the one that began last is refused.
-            ClientError, InvalidInput: as for `send`; or the timeout is negative, or not a number; or ``until`` is
-                another word.
+                within seconds: the wait that began last is refused.
+            ClientError, InvalidInput: see `send`; or the timeout is negative, or not a number; or ``until`` is another
+                word.
         """
         check_timeout(timeout)
         if until not in {"wake", "settled"}:
@@ -170,19 +170,19 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         process.
 
         Args:
-            event: as for `send`. None: it was sent before, under the event id.
-            event_id: as for `send`.
+            event: see `send`. None: it was sent before, under the event id.
+            event_id: see `send`.
             after: 0; or `ReplyStream.position` of an earlier call with this event id.
             heartbeat: seconds after which a wait for an item gives a `Heartbeat`; None: it waits for an item.
-            about: as for `send`.
+            about: see `send`.
 
         Raises:
-            InvalidInput: neither an event nor an event id is given, ``after`` is no position, or ``heartbeat`` is not a
-                positive number. Here; the others come from the wait for an item.
-            WakeFailed, ConversationTerminated, UnknownConversation, EntriesRemoved, WakeMisuse: as for `ask`.
-            UnknownEntry: as for `ask`; or no event of the conversation has this event id.
+            InvalidInput: neither an event nor an event id is given, ``after`` is not a position, or ``heartbeat`` is
+                not a positive number. It comes from this call; the other errors come from the wait for an item.
+            WakeFailed, ConversationTerminated, UnknownConversation, EntriesRemoved, WakeMisuse: see `ask`.
+            UnknownEntry: see `ask`; or no event of the conversation has this event id.
             TimelineChanged: after a failover: call it again with the event and its id, without ``after``.
-            ClientError, InvalidInput: as for `send`.
+            ClientError, InvalidInput: see `send`.
         """
         if event is None and event_id is None:
             raise errors.InvalidInput("give the event to send; or event_id= alone, of an event that was sent before")
@@ -218,14 +218,14 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         Raises:
             TimelineChanged: the database may have lost the entry since `send`: repeat the event under its id, with
                 `ask`. (For a plain number: since this handle was made; take a new handle.)
-            UnknownConversation: there is none; or it was deleted, and another one has its id; or the number is of
-                another conversation.
-            UnknownEntry: the journal has no entry of that number, or not its reply: the entry is no input, or it is in
-                a conversation that this one was forked or merged from.
+            UnknownConversation: no conversation has this id; or it was deleted, and another one has its id; or the
+                number is of another conversation.
+            UnknownEntry: the journal has no entry of that number, or not its reply: the entry is not an input, or it is
+                in a conversation that this one was forked or merged from.
             EntriesRemoved: retention has removed the reply.
-            InvalidInput: ``seq`` is no number of an entry, or the timeout as for `ask`.
-            WakeMisuse: as for `ask`, unless the reply is there.
-            WakeFailed, WaitTimeout, ConversationTerminated: as for `ask`.
+            InvalidInput: ``seq`` is not a number of an entry, or `ask` would refuse the timeout.
+            WakeMisuse: see `ask`; not if the reply is there.
+            WakeFailed, WaitTimeout, ConversationTerminated: see `ask`.
         """
         check_timeout(timeout)
         with self._traced("wait"), anyio.move_on_after(timeout):
@@ -243,7 +243,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         return waiting_for(self._client.journals.database, self.conversation_id, seq)
 
     def _noted(self, seq: int, journal_id: int) -> NotedWait:
-        """The same, so that it is found from other processes too."""
+        """Note the same wait so that other processes find it too."""
         return NotedWait(self._client.journals.database, self.conversation_id, journal_id, int(seq), remedy=_REMEDY)
 
     async def _check_not_blocked(self) -> None:

@@ -29,7 +29,7 @@ class Reply:
     processed: int
     """The number up to which all inputs are processed."""
     stop_reason: str
-    """Why the wake has ended: see `ConversationIdle`."""
+    """The reason why the wake has ended: see `ConversationIdle`."""
     _entries: Sequence[Entry] = field(repr=False)
     _types: EventTypes = field(repr=False)
 
@@ -47,7 +47,7 @@ class Reply:
 
     @cached_property
     def text(self) -> str:
-        """Text of the last `AgentMessage`; empty if there is none."""
+        """Text of the last `AgentMessage`; empty without a message."""
         for entry in reversed(self._entries):
             if entry.kind == "agent.message":
                 event = self._types.decode(entry.kind, entry.payload)
@@ -64,7 +64,7 @@ class Reply:
 
     @property
     def requires_action(self) -> bool:
-        """The conversation waits for an answer: see `requests`."""
+        """True if the conversation waits for an answer: see `requests`."""
         return self.stop_reason == "requires_action"
 
     @property
@@ -73,7 +73,7 @@ class Reply:
         return [event for event in self.events if isinstance(event, RequestEvent)]
 
     def to_json(self) -> str:
-        """The reply without its entries as one JSON object, on one line."""
+        """Return the reply without its entries as one JSON object, on one line."""
         names = ("kind", "conversation_id", "seq", "wake_id", "text", "stop_reason", "usage")
         return to_json({name: getattr(self, name) for name in names}).decode()
 
@@ -104,6 +104,6 @@ def check_awaited(conversation_id: str, seq: int, page: JournalPage, after: int)
 
 
 def failure_of(conversation_id: str, wake: JournalWake) -> WakeFailed:
-    """The error of a wake that has failed."""
+    """Return the error of a wake that has failed."""
     error = from_json(wake.error or "{}")
     return WakeFailed(conversation_id, *[error.get(name, "") for name in ("type", "message", "stack")])

@@ -1,4 +1,5 @@
-"""The reply to an input as it comes: what the wakes that have read the input stream and commit, then the reply.
+"""The reply to an input as it comes: the output that the wakes which have read the input stream and commit, then the
+reply.
 
 An attempt of a wake says up to which number it has read the inputs: in the first part of its stream, in a step with its
 first commit, and when it has ended (`JournalWake`). So a reader knows what belongs to its input.
@@ -32,7 +33,7 @@ class Heartbeat:
     kind: ClassVar[str] = "heartbeat"
 
     def to_json(self) -> str:
-        """As one JSON object, on one line."""
+        """Return the item as one JSON object, on one line."""
         return f'{{"kind":"{self.kind}"}}'
 
 
@@ -63,7 +64,7 @@ class ReplyPageReader(PageReader):
         self._is_streaming = bool(self._running)  # given parts that are not void yet
 
     def is_last(self, page: JournalPage) -> bool:
-        """Whether the reply is there, or no wake is to try again."""
+        """Return whether the reply is there, or no wake is to try again."""
         return page.processed >= self._seq or self._has_failed or super().is_last(page)
 
     async def prepare(self, page: JournalPage, journals: Journals) -> None:
@@ -92,7 +93,7 @@ class ReplyPageReader(PageReader):
         return known or inputs_read(part) is not None
 
     def read(self, page: JournalPage) -> Iterator[FeedItem]:
-        """The items of a page that belong to the input."""
+        """Yield the items of a page that belong to the input."""
         for item in super().read(page):
             match item:
                 case JournalEntry():
@@ -110,8 +111,8 @@ class ReplyPageReader(PageReader):
                 yield item
 
     def _has_read(self, wake_id: str, seq: int) -> bool | None:
-        """Whether an entry belongs to the input: its attempt of the wake had read the input, and no earlier wake had
-        processed it. None: not known.
+        """Return whether an entry belongs to the input: its attempt of the wake had read the input, and no earlier wake
+        had processed it. None: not known.
         """
         for end in self._ends.values():
             if end.wake_id == wake_id and end.seq >= seq:
@@ -172,14 +173,14 @@ class ReplyStream(ClosedBlock, AsyncIterator[ReplyItem]):
 
     @property
     def position(self) -> str:
-        """Up to where items were taken: ``after`` of a later stream, and the id of a server-sent event."""
+        """The position up to which items were taken: ``after`` of a later stream, and the id of a server-sent event."""
         return self._first_position if self._feed is None else self._feed.position
 
     async def __anext__(self) -> ReplyItem:
-        """The next one; the first call sends the event. After a cancelled wait it goes on where it was.
+        """Return the next item; the first call sends the event. After a cancelled wait it goes on where it was.
 
         Raises:
-            ClientError: what `ConversationHandle.stream_reply` names, and what `EventFeed.__anext__` raises.
+            ClientError: the errors of `ConversationHandle.stream_reply` and of `EventFeed.__anext__`.
         """
         with anyio.move_on_after(self._heartbeat):
             return await self._next()

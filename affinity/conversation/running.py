@@ -71,7 +71,7 @@ class WakeRunner(Generic[S]):
         self._streams: WeakKeyDictionary[JournalAccess, Streams] = WeakKeyDictionary()  # they keep no key alive
 
     async def run(self, ctx: ActivityContext, task: WakeTask) -> WakeOutcome:
-        """One attempt of a wake.
+        """Run one attempt of a wake.
 
         Raises:
             SessionWriteConflict, SessionRecordTooNew: of the conversation's own state; the worker repeats the run.
@@ -98,8 +98,8 @@ class WakeRunner(Generic[S]):
         known = task.get("processed", work.processed)
         if not is_last and (known > work.processed or (known < work.processed and not had_cancelled)):
             # The instance was recreated, or the journal is a fork's. The orchestration must know the watermark before
-            # the wake begins. Otherwise it would treat an interrupt as one that came too late, and it would lose what a
-            # wake had read that ended before it was cancelled.
+            # the wake begins. Otherwise it would treat an interrupt as one that came too late, and would lose the
+            # inputs that a wake had read which ended before it was cancelled.
             return unchanged(task, work) | {"more": True}
         streams, alone = self._streams_of(journals), None
         if not is_last and "aside" not in task:
@@ -204,7 +204,7 @@ class _HandlerAttempt(Attempt[S]):
                 self.parts.kept.add_rest()
 
     async def _read_committed(self) -> Sequence[Entry]:
-        """The entries that earlier attempts of this wake have committed, without its trace."""
+        """Return the entries that earlier attempts of this wake have committed, without its trace."""
         wake = self.task["wake"]
         if not any(step.wake_id == wake and step.key == PART for step in self.work.steps):
             return []
@@ -213,7 +213,7 @@ class _HandlerAttempt(Attempt[S]):
         return [entry for entry in found if not entry.kind.startswith(TRACE_KINDS)]
 
     async def _drop_cleared(self, pending: Sequence[ev.JournalEntry]) -> Sequence[ev.JournalEntry]:
-        """The inputs without the answers that an interrupt has cleared before any wake had read them.
+        """Return the inputs without the answers that an interrupt has cleared before any wake had read them.
 
         The interrupt need not be among the inputs of this wake: it may stand behind them, or have come since the read.
         """
@@ -224,7 +224,7 @@ class _HandlerAttempt(Attempt[S]):
         return [entry for entry in pending if entry.seq not in answers or entry.seq > last]
 
     async def _last_interrupt(self, after: int) -> int:
-        """Number of the last interrupt behind an entry that no wake has processed; 0: there is none.
+        """Return the number of the last interrupt behind an entry that no wake has processed; 0: no interrupt has come.
 
         Raises:
             SessionWriteConflict: this attempt is out of date.
@@ -244,7 +244,7 @@ class _HandlerAttempt(Attempt[S]):
         return page.entries[0].seq if page is not None and page.entries else 0
 
     def _time_left(self) -> float | None:
-        """Seconds that this attempt may take; None: any number."""
+        """Return the seconds that this attempt may take; None: there is no bound."""
         own, total = self.conversations.wake_timeout, self.conversations.retry.total_timeout
         if total is None:
             return own
@@ -330,7 +330,7 @@ class _HandlerAttempt(Attempt[S]):
         self.writing.revisits.clear()
 
     def _stop_reason(self, wake: Wake, *, more: bool = True) -> ev.StopReason:
-        """Why the wake ends. ``more``: inputs behind it are a reason."""
+        """Return the reason why the wake ends. ``more``: inputs behind it are a reason."""
         if self.work.more and more:
             return "more"
         if wake.requests:
@@ -341,8 +341,8 @@ class _HandlerAttempt(Attempt[S]):
         return "truncated" if self.parts.is_truncated else "end_turn"
 
     async def _count_cycles(self, reason: ev.StopReason, ends_own: bool) -> None:
-        """Count this wake for the delegations; end each that is done or has used up its cycles. ``ends_own``: that of
-        its one input is done, whatever comes of the others.
+        """Count this wake for the delegations; end each that is done or has used up its cycles. ``ends_own``: the
+        delegation of its only input is done, even if others stay open.
         """
         if not self.delegations:
             return

@@ -118,7 +118,7 @@ class RunCalls:
         dropped. `Client.cancel` of the run's id cancels it. A fork waits for no run of its origin.
 
         Args:
-            orchestration: a registered function, or the name of one.
+            orchestration: a registered function, or its name.
             input: its input, if it takes one.
             instance_id: of the orchestration, by which clients find it. If it is taken, the run ends with an error of
                 type ``InstanceExists``. By default derived from the run's id.
@@ -128,7 +128,7 @@ class RunCalls:
             The id of the run, an instance whose child the orchestration is.
 
         Raises:
-            WakeMisuse: it is no registered orchestration, or its input is missing.
+            WakeMisuse: the orchestration is not registered, or its input is missing.
             InvalidId, InvalidInput, NotSerializable, PayloadTooLarge: an argument is refused.
             SessionError: the handler has ended.
         """
@@ -159,11 +159,11 @@ class RunCalls:
         timeout: float | timedelta | None = None,
         session_id: str | None = None,
     ) -> str:
-        """Call an activity without waiting for it: it runs, on any worker, when the wake has committed. All else is as
-        for `start`; its end is an input of type `CallEnded`.
+        """Call an activity without waiting for it: it runs, on any worker, when the wake has committed. Otherwise it is
+        like `start`; its end is an input of type `CallEnded`.
 
         Args:
-            activity: a registered function, or the name of one.
+            activity: a registered function, or its name.
             input: its input, if it takes one.
             retry: the retry policy; without it, one attempt.
             timeout: seconds, or a timedelta, that one attempt may take.
@@ -173,9 +173,9 @@ class RunCalls:
             The id of the call, an instance that waits for the activity.
 
         Raises:
-            WakeMisuse: it is no registered activity, or its input is missing.
+            WakeMisuse: the activity is not registered, or its input is missing.
             InvalidOptions: an option is out of range.
-            InvalidId, InvalidInput, NotSerializable, PayloadTooLarge, SessionError: as for `start`.
+            InvalidId, InvalidInput, NotSerializable, PayloadTooLarge, SessionError: see `start`.
         """
         if retry is not None and not isinstance(retry, RetryPolicy):
             raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r:.80}")
@@ -191,7 +191,7 @@ class RunCalls:
         return self._start_run(called, "call", {"does": "activity", "name": name, "input": given, **options})
 
     def _start_run(self, event: JournalEvent, name: str, work: dict[str, Any]) -> str:
-        """Start a run with the next commit. ``name``: of the event's field that gets the id of the run."""
+        """Start a run with the next commit. ``name``: the event's field that gets the id of the run."""
         raise NotImplementedError
 
 
@@ -204,7 +204,7 @@ def _reference(target: object, input: Any, kind: type[Definition], where: str) -
 
 
 def new_run(kind: ConversationKind, task: RunTask) -> InstanceStart:
-    """The instance of a run."""
+    """Return the instance of a run."""
     message = start_message(kind.run, task, current_context())
     return InstanceStart(instance_id=task["run"], name=kind.run, start=message, generation=secrets.token_hex(8))
 
@@ -242,7 +242,9 @@ def _schedule(ctx: OrchestrationContext, task: RunTask) -> DurableFuture[Any]:
 
 
 def _fields_of(error: AffinityError) -> dict[str, str]:
-    """Type and message of an error; with a stack only if the history has it, since replay must give the same."""
+    """Return the type and the message of an error; with a stack only if the history has it, since replay must give the
+    same.
+    """
     if isinstance(error, ReportedError):
         return {"type": error.error_type, "message": truncate(error.message), "stack": error.stack}
     return {"type": type(error).__name__, "message": truncate(str(error))}

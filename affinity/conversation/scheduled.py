@@ -1,8 +1,8 @@
 """Events to conversations by a schedule: to one, or to each that a filter finds, in steps of 1,000.
 
 A tick starts an instance of an orchestration of its own, whose id is the event id: however often a step runs, a
-conversation has one entry of a tick. Conversations that begin meanwhile are not among them: the filter is walked from
-the newest to the oldest.
+conversation has one entry of a tick. Conversations that begin during a tick are not among them: the filter is walked
+from the newest to the oldest.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Delivery(TypedDict):
 
     kind: str  # of the event
     event: str  # JSON
-    to: NotRequired[str]  # conversation; created, if there is none
+    to: NotRequired[str]  # conversation; created, if it does not exist
     each: NotRequired[Mapping[str, Any]]  # conditions of `JournalFilter`
     done: NotRequired[Delivered]
 
 
 def delivery_of(kind: ConversationKind, event: JournalEvent) -> Delivery:
-    """The delivery of an event, without a receiver.
+    """Return the delivery of an event, without a receiver.
 
     Raises:
-        InvalidInput: no event that a client may send at any time.
+        InvalidInput: the event is not one that a client may send at any time.
     """
     check_input(event)
     if isinstance(event, AnswerEvent | UserInterrupt):
@@ -61,15 +61,15 @@ def delivery_of(kind: ConversationKind, event: JournalEvent) -> Delivery:
 
 
 def target_of(kind: ConversationKind, delivery: Delivery) -> ScheduleTarget:
-    """What a schedule starts, to deliver this."""
+    """Return the target that a schedule starts to deliver this."""
     return ScheduleTarget(orchestration=orchestration_of(kind), input=to_json(delivery).decode(), sends=True)
 
 
 def conditions_of(where: ConversationConditions) -> dict[str, Any]:
-    """The conditions of a filter, as JSON.
+    """Return the conditions of a filter, as JSON.
 
     Raises:
-        InvalidInput: a status that is none, or a text that no store can keep.
+        InvalidInput: an unknown status, or a text that no store can keep.
     """
     given: dict[str, Any] = {name: value for name, value in where.items() if value is not None}
     if "kind" in given or "terminated" in given:
@@ -81,7 +81,7 @@ def conditions_of(where: ConversationConditions) -> dict[str, Any]:
 
 
 def orchestration_of(kind: ConversationKind) -> str:
-    """Name of the orchestration."""
+    """Return the name of the orchestration."""
     return f"{kind.name}.scheduled"
 
 
@@ -106,7 +106,7 @@ def register(app: KernelApp, kind: ConversationKind) -> None:
 
 
 async def _deliver(journals: JournalAccess, kind: ConversationKind, delivery: Delivery, event_id: str) -> Delivered:
-    """One step."""
+    """Run one step."""
     entry = NewEntry(kind=delivery["kind"], payload=delivery["event"], event_id=event_id, is_input=True)
     new = partial(JournalAppend, kind=kind.name, entry=entry, message=WAKE_MESSAGE, unread_limit=MAX_UNREAD_EVENTS)
     if "to" in delivery:

@@ -1,4 +1,4 @@
-"""What clients send to a conversation: events, answers, interrupts."""
+"""The calls with which clients send events, answers and interrupts to a conversation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             event: of kind ``user.*``, or of a kind of the application. An answer must fit a pending request; an
                 interrupt drops pending requests and revisits.
             event_id: under which it is one event, however often it is sent.
-            about: ``title``, ``owner`` and ``labels`` of a conversation that begins with this event; see `create`. One
-                that is there keeps its own: `describe` changes them.
+            about: ``title``, ``owner`` and ``labels`` of a conversation that begins with this event; see `create`. An
+                existing conversation keeps its own: `describe` changes them.
 
         Returns:
             The number of its entry, an integer that knows its journal: for `reply`, and for `events`.
@@ -63,8 +63,8 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             EventIdConflict: another event of the conversation has this event id: other content, or another kind.
             ConversationTerminated: it takes no more events.
             ConversationKindMismatch: it is of another kind, or its id belongs to an instance of something else.
-            RequestNotPending: an answer, to a request that does not wait for it.
-            UnknownConversation: an answer or an interrupt, and there is no conversation.
+            RequestNotPending: an answer to a request that is not pending.
+            UnknownConversation: an answer or an interrupt to a conversation that does not exist.
             TooManyUnreadEvents, QuotaExceeded: it was refused; send it again later.
             InvalidInput: the event or its id is refused; the subclass is the reason.
         """
@@ -92,8 +92,8 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             is_error: the tool has failed; ``result`` is the error.
             reason: why it is not allowed.
             event_id: under which it is one answer, however often it is sent.
-            conversation_id: whose request it is, of ``requests(deep=True)``: a child of this conversation, or a child
-                of such a child. None: of this one.
+            conversation_id: the conversation of the request, from ``requests(deep=True)``: a child of this
+                conversation, or a child of such a child. None: this one.
 
         Returns:
             The number of its entry, for `reply` of the conversation that has made the request.
@@ -102,7 +102,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             NotAParent: the other conversation is not below this one.
             EventIdConflict: another event of the conversation has this event id, such as another answer.
             RequestNotPending: it is answered, dropped or expired already, unknown, or of the other kind.
-            UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
+            UnknownConversation, ConversationTerminated, InvalidInput: see `send`.
         """
         if (allowed is None) == (result is MISSING):
             raise errors.InvalidInput("answer with allowed= or with result=, and not with both")
@@ -116,7 +116,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return await (await self._below(check_id(conversation_id, "conversation id"))).send(event, event_id=event_id)
 
     async def _below(self, conversation_id: str) -> Self:
-        """The handle of a child, or of a child of such a child."""
+        """Return the handle of a child, or of a child of such a child."""
         me = await self._page(JournalQuery(session_id=self.conversation_id, limit=1))
         child = page = await self._find(conversation_id)
         if child is None:
@@ -137,8 +137,8 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         then wake it. A call that waits for one of these does not run.
 
         Args:
-            cancel_running: cancel the wake that is under way; otherwise it ends first. One that begins at that moment
-                may be cancelled although it has this interrupt among its inputs: the next one has the same inputs.
+            cancel_running: cancel the running wake; otherwise it ends first. A wake that begins at that moment may be
+                cancelled although it has this interrupt among its inputs: the next wake has the same inputs.
             cascade: interrupt the children too.
             reason: for the handler and for readers.
             event_id: under which it is one interrupt, however often it is sent.
@@ -147,7 +147,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             The number of its entry.
 
         Raises:
-            UnknownConversation, ConversationTerminated, InvalidInput: as for `send`.
+            UnknownConversation, ConversationTerminated, InvalidInput: see `send`.
         """
         event = UserInterrupt(reason=reason, cancel=cancel_running, cascade=cascade)
         return await self.send(event, event_id=event_id)

@@ -1,4 +1,4 @@
-"""When a conversation has nothing left to do: for `ConversationHandle.ask` with ``until="settled"``."""
+"""Finds out if a conversation has nothing left to do: for `ConversationHandle.ask` with ``until="settled"``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DONE: Final = frozenset({"end_turn", "truncated"})
 
 
 async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdentity) -> Reply | None:
-    """The reply of the last wake, if the conversation has nothing left to do; None: there is work left.
+    """Return the reply of the last wake, if the conversation has nothing left to do; None: work is left.
 
     Args:
         journals: of the client.
@@ -29,7 +29,7 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
         WakeFailed: the last wake has failed for good, and nothing has come since.
         ConversationTerminated: it has ended with work left.
         UnknownConversation: it was deleted.
-        TimelineChanged: the database may have lost what the conversation had.
+        TimelineChanged: the database may have lost entries of the conversation.
     """
     me = reply.conversation_id
     last = next(iter(await journals.wakes(me, newest_first=True, limit=1)), None)  # None: retention has removed it
@@ -51,13 +51,13 @@ async def settled_reply(journals: Journals, reply: Reply, journal: JournalIdenti
 
 
 async def _has_open_delegations(journals: Journals, me: str, page: JournalPage) -> bool:
-    """Whether delegations are open; also True if the journal has changed since the page was read."""
+    """Return whether delegations are open; also True if the journal has changed since the page was read."""
     work = await journals.pending(me)
     return work is None or work.last_seq != page.last_seq or bool(work.delegations)
 
 
 async def _reply_of(journals: Journals, reply: Reply, wake: JournalWake) -> Reply:
-    """The reply of another wake."""
+    """Return the reply of another wake."""
     if wake.wake_id == reply.wake_id:
         return reply
     query = JournalQuery(session_id=reply.conversation_id, wake_id=wake.wake_id, limit=MAX_PAGE)

@@ -1,8 +1,8 @@
 """The trace of a wake that takes long, in the journal while it runs.
 
-A wake commits its trace with its end, or with `Wake.commit`. One that takes longer than `SHOWN_AFTER` commits the spans
-that stand before all else that it adds, so that a reader of the journal sees that it runs, and where. A shorter wake
-does without this commit. A wake that streams is seen by its stream, which an entry of the wake would end.
+A wake commits its trace with its end, or with `Wake.commit`. A wake that takes longer than `SHOWN_AFTER` commits the
+spans that stand before all its other additions, so that a reader of the journal sees that it runs, and where. A shorter
+wake does without this commit. A wake that streams is seen by its stream, which an entry of the wake would end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TraceShown:
             await asyncio.wait([self._show])
 
     def begin(self) -> None:
-        """Show it from now on."""
+        """Show the trace from now on."""
         self._show = asyncio.get_running_loop().create_task(_show(self._parts), context=self._context)
 
 
@@ -57,7 +57,7 @@ class _ShortWakes:
 
     def __init__(self) -> None:
         self._due: dict[TraceShown, float] = {}
-        """When each takes long, earliest first."""
+        """The time from which each takes long, earliest first."""
         self._has_timer = False
 
     def add(self, wake: TraceShown) -> None:
@@ -101,7 +101,7 @@ async def _commit_spans(parts: WakeParts) -> None:
     """
     entries, trace = parts.writing.entries, parts.trace.entries
     count = len([*takewhile(trace.__contains__, entries)])
-    if not count or parts.writing.creations:  # these begin with what the wake has processed
+    if not count or parts.writing.creations:  # these begin with the inputs that the wake has processed
         return
     shown = entries[:count] = trace[:count] = [_once(parts, entry) for entry in entries[:count]]
     part = parts.writing.part(entries=shown, steps=[part_step(parts)])

@@ -77,20 +77,20 @@ class WakeSteps:
         self._done = {step.key: step for step in steps if step.wake_id == parts.wake_id}
         self._others = _StepsOfOthers(parts.tried_with, self._before, self._writing)
         self.has_parts: bool = PART in self._done
-        """Whether earlier attempts of the wake have committed entries."""
+        """True if earlier attempts of the wake have committed entries."""
         self._size = sum([len(step.result or "") for step in self._done.values()])
         self._numbers: Counter[str] = Counter()
         self._running: set[tuple[str, str | int]] = set()
         """Names of the steps that run, each with its key, or its place without one."""
 
     async def commit(self) -> None:
-        """Commit what the wake has added so far, and the state."""
+        """Commit the additions of the wake so far, and the state."""
         async with self._parts.committing:
             self._writing.check_known()
             await self._commit_state()
 
     def has_begun(self, key: str) -> bool:
-        """Whether `begin_once` was called with this key."""
+        """Return whether `begin_once` was called with this key."""
         return self._find_begun(step_key(BEGUN, key)) is not None
 
     async def begin_once(self, key: str) -> bool:
@@ -158,7 +158,7 @@ class WakeSteps:
             self._running.discard(place)
 
     def _place(self, name: str, key: str | None) -> tuple[str, str | int]:
-        """Name and key of a step; without a key its place among the steps of this name."""
+        """Return the name and the key of a step; without a key its place among the steps of this name."""
         if key is not None:
             place: tuple[str, str | int] = (name, check_id(key, "key of a step"))
         elif any(running == name and isinstance(other, int) for running, other in self._running):
@@ -171,7 +171,7 @@ class WakeSteps:
         return place
 
     def _find_earlier(self, row: str, begun: str, arguments: str, name: str) -> Step | None:
-        """The row of a step that is not begun a second time. None: it has not begun.
+        """Return the row of a step that is not begun a second time. None: it has not begun.
 
         Raises:
             StepFailed: an earlier attempt, or an earlier wake, has begun it, and it has raised.
@@ -210,7 +210,7 @@ class WakeSteps:
     async def _attempt(
         self, code: RunningCode, call: Callable[[], Awaitable[Any]], policy: RetryPolicy, row: str
     ) -> Any:
-        """What the call returns, in as many attempts as the policy allows."""
+        """Return the result of the call, in as many attempts as the policy allows."""
         begun, failures = anyio.current_time(), 0
         while True:
             try:
@@ -261,7 +261,7 @@ class WakeSteps:
     async def _commit_state(self) -> None:
         opening, writing = self._parts.opening, self._writing
         assert opening is not None
-        if writing.creations:  # they begin with what the wake has processed
+        if writing.creations:  # they begin with the inputs that the wake has processed
             return
         if self.kept.meet_commit(has_additions=writing.has_additions_beside(self._parts.trace.entries)):
             return
@@ -280,8 +280,8 @@ class WakeSteps:
             await opening.checkpoint(commit=commit, on_dump=lambda: taken.append(self._take_part()))
 
     def begin_section(self, name: str) -> Callable[[], Awaitable[None]]:
-        """Begin a section. Return what commits all that the wake has added so far, and keeps the state for the next
-        attempt.
+        """Begin a section. Return a function that commits all additions of the wake so far, and keeps the state for the
+        next attempt.
         """
         key, known = self.kept.begin_section(name)
 
@@ -313,7 +313,7 @@ class WakeSteps:
         return digest
 
     def _take_part(self) -> JournalWrite:
-        """The additions so far, as a part."""
+        """Return the additions so far, as a part."""
         part, trace = self._writing.take_part(), self._parts.trace
         gone = {id(entry) for entry in part.entries}
         trace.entries[:] = [entry for entry in trace.entries if id(entry) not in gone]
@@ -321,8 +321,8 @@ class WakeSteps:
 
     @contextmanager
     def _losing(self, taken: Sequence[JournalWrite]) -> Iterator[None]:
-        """After an error in the block it is not known what is committed of the parts that were taken: the wake must not
-        end well.
+        """Keep the wake from ending well after an error in the block: which of the taken parts were committed is not
+        known.
         """
         try:
             yield
@@ -375,7 +375,7 @@ class _StepsOfOthers:
                     self._by_place.setdefault((name, number), []).append(before.pop(step.key))
 
     def find(self, place: tuple[str, str | int], row: str, arguments: str) -> Step | None:
-        """The row of a step that was done there. What had begun there is known at this place from now on."""
+        """Return the row of a step that was done there. A step that had begun there is known here afterwards."""
         if not self._is_used:
             return None
         name, number = place
@@ -412,11 +412,11 @@ class Committed:
 
 
 _result_types: Final[WeakKeyDictionary[Callable[..., Any], Any]] = WeakKeyDictionary()
-"""Of functions: to read a signature takes longer than all else that a step does in memory."""
+"""Result types of functions: to read a signature takes longer than all else that a step does in memory."""
 
 
 def _result_type(function: Callable[..., Any]) -> Any:
-    """The annotated type of its result; ``Any`` if there is none."""
+    """Return the annotated type of its result; ``Any`` without an annotation."""
     if not inspect.isfunction(function):
         return _read_result_type(function)
     if function not in _result_types:
@@ -433,6 +433,6 @@ def _read_result_type(function: Callable[..., Any]) -> Any:
 
 
 def _digest(args: Sequence[Any]) -> str:
-    """A digest that tells arguments apart. A value without a JSON form counts by its type."""
+    """Return a digest that tells arguments apart. A value without a JSON form counts by its type."""
     text = to_json(list(args), inf_nan_mode="strings", fallback=lambda value: str(type(value)))
     return sha256(text).hexdigest()[:32]

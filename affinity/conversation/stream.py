@@ -5,15 +5,16 @@ wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_s
 attempt that fails retracts them. The first part of a later attempt removes the parts of earlier attempts, which may
 have ended with their worker.
 
-A crash of the database may lose the parts. It adds none behind a gap, and the writer, which keeps the parts until they
-are committed, writes all of them again. So a reader sees each part, or that they are gone (`Retracted`) and then all.
+A crash of the database may lose the parts. The database adds no part behind a gap, and the writer, which keeps the
+parts until they are committed, writes all of them again. So a reader sees each part, or that they are gone
+(`Retracted`) and then all.
 
 `Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
 each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
 
-The payload of a part is the JSON of the streamed value. An object with the field `MARK` is none: the field names what
-the part is. A value that has this field itself is written as ``{MARK: "value", "value": …}``, and so is the first part
-of an attempt, which says up to where the attempt has read the inputs (``read``).
+The payload of a part is the JSON of the streamed value. An object with the field `MARK` is not such a value: the field
+names the type of the part. A value that has this field itself is written as ``{MARK: "value", "value": …}``, and so is
+the first part of an attempt, which says up to where the attempt has read the inputs (``read``).
 
 Calls of tools (`StreamWriter.start_tool`) describe the wake, and no entry replaces them. After the commit of a part of
 the wake they are shown again: the calls that still run, and the ends of calls since the last such commit.
@@ -81,7 +82,7 @@ class _AttemptItem:
     kind: ClassVar[str]
 
     def to_json(self) -> str:
-        """As one JSON object, on one line."""
+        """Return the item as one JSON object, on one line."""
         return to_json({"kind": self.kind, **asdict(self)}).decode()
 
 
@@ -106,7 +107,7 @@ class ToolStarted(_AttemptItem):
     and attempt; then the calls that still run are shown again.
     """
 
-    number: int  # as of `Streamed`
+    number: int  # see `Streamed`
     tool: str
     tool_use_id: str  # of the model, which may use one again
     call_key: str = ""  # of the `ToolUse`; unique in the conversation
@@ -122,7 +123,7 @@ class ToolEnded(_AttemptItem):
     this, and not the entry: when it is slow, or the wake ends with the call.
     """
 
-    number: int  # as of `Streamed`
+    number: int  # see `Streamed`
     tool_use_id: str
     is_error: bool  # the tool has raised
     call_key: str = ""  # as of the `ToolStarted`
@@ -140,11 +141,11 @@ class Retracted(_AttemptItem):
 
 
 StreamItem: TypeAlias = Streamed | ToolStarted | ToolEnded
-"""What a part is."""
+"""The decoded form of a part."""
 
 
 def read_part(part: StreamPart) -> StreamItem:
-    """What a part is."""
+    """Return the decoded form of a part."""
     found = from_json(part.payload)
     at: Any = {"wake_id": part.wake_id, "attempt": part.attempt, "number": part.number}
     if not (isinstance(found, dict) and MARK in found):
@@ -160,14 +161,14 @@ def read_part(part: StreamPart) -> StreamItem:
 
 
 def inputs_read(part: StreamPart) -> int | None:
-    """Up to which number the attempt has read the inputs; None: the part does not say it."""
+    """Return the number up to which the attempt has read the inputs; None: the part does not say it."""
     found = from_json(part.payload) if part.payload.startswith(_MARKED) else {}
     read: int | None = found.get("read")
     return read
 
 
 class StreamWriter:
-    """The stream of one attempt of a wake. Of a worker's loop; `write` may be called from any thread."""
+    """The stream of one attempt of a wake. It belongs to a worker's loop; `write` may be called from any thread."""
 
     def __init__(
         self, streams: Streams, session_id: str, journal_id: int, wake_id: str, attempt: int, *, read: int | None
@@ -215,7 +216,7 @@ class StreamWriter:
         self._streams.note(self)
 
     def start_tool(self, tool: str, tool_use_id: str, arguments: Mapping[str, Any], call_key: str = "") -> str:
-        """Show that a call of a tool runs: see `ToolStarted`. Returns its key, a new one unless it is given.
+        """Show that a call of a tool runs: see `ToolStarted`. Return its key, a new key unless it is given.
 
         Raises:
             NotSerializable: the arguments have no JSON form.
@@ -230,7 +231,7 @@ class StreamWriter:
         return key
 
     def end_tool(self, call_key: str, *, is_error: bool) -> None:
-        """Show that it has ended: see `ToolEnded`."""
+        """Show that a call of a tool has ended: see `ToolEnded`."""
         tool_use_id, _ = self._running.pop(call_key, ("", ""))
         about = {"tool_use_id": tool_use_id, "call_key": call_key, "is_error": is_error}
         self._ended.append(_json_of({MARK: "tool_ended", **about}))
@@ -253,7 +254,7 @@ class StreamWriter:
         self._kept, self._first = [], self._number + 1
 
     def still_wanted(self, parts: Sequence[StreamPart]) -> list[StreamPart]:
-        """Those of these parts that no commit has replaced meanwhile."""
+        """Return the parts, among these, that no commit has replaced since."""
         return [] if self.is_ended else [part for part in parts if part.first == self._first]
 
     @property
@@ -275,7 +276,7 @@ class StreamWriter:
             await self._streams.retract(self)
 
     def take(self) -> Iterator[StreamPart]:
-        """The parts that are not written yet."""
+        """Yield the parts that are not written yet."""
         for payload in _joined(self._values):
             self._tool_size += len(payload) if payload.startswith(_OF_TOOL) else 0
             if payload.startswith(_OF_TOOL) and self._tool_size > MAX_STREAMED_TOOLS:
@@ -296,7 +297,7 @@ class StreamWriter:
 
 
 class StreamTarget(Protocol):
-    """Where parts are written: a `JournalProvider`, or the `JournalAccess` of a worker."""
+    """The target of writes of parts: a `JournalProvider`, or the `JournalAccess` of a worker."""
 
     async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]: ...
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None: ...
@@ -318,13 +319,13 @@ class Streams:
     def open(
         self, session_id: str, journal_id: int, wake_id: str, attempt: int, *, read: int | None = None
     ) -> StreamWriter:
-        """The stream of an attempt. Close it with `StreamWriter.end` before the commit, or `StreamWriter.retract`.
-        ``read``: up to which number the attempt has read the inputs.
+        """Return the stream of an attempt. Close it with `StreamWriter.end` before the commit, or
+        `StreamWriter.retract`. ``read``: up to which number the attempt has read the inputs.
         """
         return StreamWriter(self, session_id, journal_id, wake_id, attempt, read=read)
 
     def note(self, writer: StreamWriter) -> None:
-        """A stream has values to write."""
+        """Note that a stream has values to write."""
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.note, writer)
             return
@@ -357,7 +358,7 @@ class Streams:
             self._task = None
 
     async def _write_lasting(self, parts: Mapping[StreamWriter, Sequence[StreamPart]]) -> None:
-        """Write the parts, with as many attempts as it takes; parts that are not wanted any more are dropped. When the
+        """Write the parts, with as many attempts as it takes; parts that are no longer needed are dropped. When the
         database has lost the parts before them, all are written.
         """
         pauses = iter(PAUSES)
@@ -371,7 +372,7 @@ class Streams:
                 await asyncio.sleep(next(pauses, PAUSES[-1]))
 
     async def _write(self, parts: Mapping[StreamWriter, Sequence[StreamPart]]) -> Collection[int]:
-        """Write the parts; returns the journals that have lost the ones before."""
+        """Write the parts. Return the journals that have lost earlier parts."""
         self._writing, lost = set(parts), set[int]()
         try:
             for batch in batches([part for kept in parts.values() for part in kept], lambda part: len(part.payload)):
@@ -431,13 +432,13 @@ def _encode(value: Any) -> str:
 
 
 def _with_read(payload: str, read: int | None) -> str:
-    """The payload of the first part of an attempt, which has read the inputs up to this number."""
+    """Return the payload of the first part of an attempt, which has read the inputs up to this number."""
     marked = payload if payload.startswith(_MARKED) else f'{_MARKED}"value","value":{payload}}}'
     return f'{marked[:-1]},"read":{read}}}'
 
 
 def _cut(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments of a call, as far as there is room."""
+    """Return the arguments of a call, as far as there is room."""
     if len(_json_of(arguments).encode()) <= MAX_STREAMED_ARGUMENTS:
         return arguments
     shown: dict[str, Any] = {}

@@ -32,7 +32,7 @@ _parent: ContextVar[str] = ContextVar("affinity_conversation_span", default=WAKE
 
 
 def error_of(error: BaseException) -> SpanError:
-    """The record of an exception in a span."""
+    """Return the record of an exception in a span."""
     error = decisive_error(error)
     if isinstance(error, ReportedError):
         name, message, stack = error.error_type, truncate(error.message), error.stack
@@ -55,7 +55,7 @@ class Trace:
     _count: int = 0
 
     def started(self, span: str = WAKE_SPAN, name: str = "", **more: Any) -> dict[str, Any]:
-        """The fields of a `SpanStarted`, as of now."""
+        """Return the fields of a `SpanStarted` that begins now."""
         return {
             "span": span,
             "name": name or self.name,
@@ -66,7 +66,7 @@ class Trace:
         }
 
     def completed(self, begun: Mapping[str, Any], clock: float, error: SpanError | None = None) -> dict[str, Any]:
-        """The fields of the `SpanCompleted` of a span that began at ``clock``, monotonic."""
+        """Return the fields of the `SpanCompleted` of a span that began at ``clock``, monotonic."""
         fields = {name: begun[name] for name in ("span", "name", "attempt", "worker", "started_at")}
         fields["seconds"] = round(time.monotonic() - clock, 6)
         if error is not None:
@@ -74,19 +74,19 @@ class Trace:
         return fields
 
     def next_id(self) -> str:
-        """An id for a span of a part of the wake."""
+        """Return an id for a span of a part of the wake."""
         self._count += 1
         return f"{WAKE_SPAN}.{self._count}"
 
 
 def current_span() -> str:
-    """The span of the calling code."""
+    """Return the span of the calling code."""
     return _parent.get()
 
 
 @contextmanager
 def inside(span: str) -> Iterator[None]:
-    """Spans that begin in the block are parts of this one."""
+    """Make the spans that begin in the block parts of this one."""
     token = _parent.set(span)
     try:
         yield

@@ -2,7 +2,7 @@
 
 The first line is the conversation (``conversation``), then come its ancestors, nearest first (``ancestor``), its record
 of state (``record``, as `affinity.session.transfer` has it), its ended wakes (``wake``), its pending requests
-(``request``) and revisits (``revisit``), what it waits for and has not ended (``delegation``), the steps of a wake that
+(``request``) and revisits (``revisit``), its open work of children and runs (``delegation``), the steps of a wake that
 has not ended (``step``), and its entries (``entry``), oldest first.
 
 An import makes a conversation with these entries, numbered from 1, this state, these requests and revisits. It has no
@@ -10,8 +10,8 @@ parents; the lineage that it had, as far as its nearest ancestors, is kept in it
 go on elsewhere: it is refused, unless it is told to leave them out. Streamed parts, the home, and the end of a
 terminated conversation are not exported.
 
-Numbers of entries in payloads become the numbers that these entries have now. What a merge had copied has numbers of
-another conversation, so it has none here.
+Numbers of entries in payloads become the numbers that these entries have now. Entries that a merge had copied have
+numbers of another conversation, so they have none here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ from affinity.session.transfer import Time, line_of, numbered_lines, read_line
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 LeftOut: TypeAlias = Literal["delegations", "steps"]
-"""What cannot go on elsewhere: children and runs that work for the conversation; steps of a wake that has not ended."""
+"""Work that cannot go on elsewhere: children and runs that work for the conversation; steps of a wake that has not
+ended.
+"""
 
 FORMAT: Final = 1
 
@@ -124,7 +126,7 @@ class _Entry(BaseModel):
 
 
 class _Wake(BaseModel):
-    """How a wake has ended: see `JournalWake`."""
+    """The end of a wake: see `JournalWake`."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
 
@@ -216,7 +218,7 @@ class Imported:
 
     @property
     def wakes(self) -> list[JournalWake]:
-        """How the wakes have ended whose last entry is there, with the numbers that their entries have now."""
+        """The ends of the wakes whose last entry is there, with the numbers that their entries have now."""
         place = partial(bisect_right, self.seqs)
         return [
             JournalWake(
@@ -252,7 +254,7 @@ class Imported:
         )
 
     def _numbers(self, entry: _Entry) -> dict[str, JsonValue]:
-        """The fields with numbers of entries, with the numbers that these have now."""
+        """Return the fields with numbers of entries, with the numbers that these have now."""
         found: dict[str, JsonValue] = {}
         for name in _NUMBERS.get(entry.kind, ()):
             match entry.payload.get(name):
@@ -264,13 +266,13 @@ class Imported:
         return found
 
     def _place(self, number: int) -> int | None:
-        """The number that an entry has now; None: it is not there."""
+        """Return the number that an entry has now; None: the entry is not there."""
         place = bisect_right(self.seqs, number)
         return place if place and self.seqs[place - 1] == number else None
 
 
 def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: Mapping[str, JsonValue]) -> list[str]:
-    """The first lines of an export; ``usage``: extras with the usage that compressions have left out."""
+    """Return the first lines of an export; ``usage``: extras with the usage that compressions have left out."""
     own, *ancestors = lineage
     last_seq = page.last_seq if page.last_seq >= page.first_seq else 0
     about = {"kind": page.kind, "processed": page.processed, "last_seq": last_seq, **own.about, **usage}
@@ -279,17 +281,17 @@ def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: M
 
 
 def record_line(record: SessionRecord) -> str:
-    """The line of the record."""
+    """Return the line of the record."""
     return f'{{"record":{line_of(record)}}}'
 
 
 def wake_line(wake: JournalWake) -> str:
-    """The line of an ended wake."""
+    """Return the line of an ended wake."""
     return _line("wake", wake._asdict())
 
 
 def waiting_lines(work: PendingWork, requests: Iterable[Request], revisits: Iterable[Revisit]) -> list[str]:
-    """The lines of what waits."""
+    """Return the lines of the pending work."""
     lines = [_request_line(request) for request in requests]
     lines += [_line("revisit", {**revisit._asdict(), "note": from_json(revisit.note)}) for revisit in revisits]
     lines += [_line("delegation", delegation.child) for delegation in work.delegations]
@@ -302,7 +304,7 @@ def _request_line(request: Request) -> str:
 
 
 def entry_line(entry: Entry) -> str:
-    """The line of an entry."""
+    """Return the line of an entry."""
     about = {
         "seq": entry.seq,
         "kind": entry.kind,
@@ -316,11 +318,11 @@ def entry_line(entry: Entry) -> str:
 
 
 async def read_lines(lines: Lines) -> Imported:
-    """The lines of an export.
+    """Read the lines of an export.
 
     Raises:
-        InvalidInput: a line is none of an export, or the lines are not in order; the message has its number. Or the
-            last ones are missing.
+        InvalidInput: a line does not belong to an export, or the lines are not in order; the message has its number.
+            Or the last lines are missing.
     """
     found: Imported | None = None
     async for number, line in numbered_lines(lines):
@@ -384,7 +386,7 @@ def _node(row: JournalLineage) -> dict[str, Any]:
 
 
 def shown_extras(text: str) -> dict[str, JsonValue]:
-    """The extras of a row, without what the calls that make conversations keep there for themselves."""
+    """Return the extras of a row, without the internal data of the calls that make conversations."""
     found = from_json(text)
     return {name: value for name, value in found.items() if name != CALL} if isinstance(found, dict) else {}
 

@@ -4,8 +4,8 @@ A *writer* is one instance of a conversation: the ids of its wakes begin with th
 from others have the first entries of a writer, up to some number. So of two sums of one writer, the sum of more entries
 includes the other.
 
-What compressions have left out is in the extras of a lineage: "usage", the sum for people, and "usage_by_writer". What
-retention has removed is in `JournalLineage.used`.
+The usage that compressions have left out is in the extras of a lineage: "usage", the sum for people, and
+"usage_by_writer". The usage that retention has removed is in `JournalLineage.used`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class UsageCounter:
 
 
 def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
-    """Usage that compressions have left out. The nearest compressions suffice: each includes the earlier ones."""
+    """Return the usage that compressions have left out. The nearest compressions suffice: each includes the earlier
+    ones.
+    """
     by_id = {node.journal_id: node for node in lineage}
     found: Spent = {}
     seen: set[int] = set()
@@ -88,14 +90,14 @@ def spent_before(lineage: Sequence[JournalLineage]) -> Spent:
 
 
 def united(one: Spent, other: Spent) -> Spent:
-    """The usage of both, each entry counted once."""
+    """Return the usage of both, each entry counted once."""
     return one | {
         writer: share for writer, share in other.items() if writer not in one or share.entries > one[writer].entries
     }
 
 
 def total_of(spent: Spent) -> dict[str, int]:
-    """The sum."""
+    """Return the sum."""
     total: dict[str, int] = {}
     for share in spent.values():
         total = _added(total, share.usage)
@@ -103,7 +105,7 @@ def total_of(spent: Spent) -> dict[str, int]:
 
 
 def extras_of(spent: Spent) -> dict[str, JsonValue]:
-    """The extras that carry it on."""
+    """Return the extras that carry it on."""
     kept = dict(spent)
     while len(kept) > MAX_WRITERS or (len(kept) > 1 and len(to_json(kept)) > MAX_WRITER_BYTES):
         (first, oldest), (second, next_oldest), *_ = kept.items()
@@ -114,7 +116,7 @@ def extras_of(spent: Spent) -> dict[str, JsonValue]:
 
 
 def _carried(row: JournalLineage) -> Spent | None:
-    """The extras of a row; None: they carry nothing."""
+    """Return the extras of a row; None: they carry nothing."""
     shares = from_json(row.extras).get("usage_by_writer")
     if shares is None:
         return None
@@ -122,5 +124,5 @@ def _carried(row: JournalLineage) -> Spent | None:
 
 
 def _added(total: Mapping[str, int], usage: Mapping[str, int]) -> dict[str, int]:
-    """The sum of two usages, by name."""
+    """Return the sum of two usages, by name."""
     return {name: int(total.get(name, 0)) + int(usage.get(name, 0)) for name in {**total, **usage}}

@@ -61,11 +61,11 @@ def request_of(
 
 
 def wake_of(wake: JournalWake) -> EndedWake:
-    """A row as a view."""
+    """Return a row as a view."""
     error = None if wake.error is None else SpanError.model_validate_json(wake.error)
     return copied(EndedWake, wake, error=error)
 
 
 def revisit_of(revisit: Revisit) -> PendingRevisit:
-    """A row as a view."""
+    """Return a row as a view."""
     return copied(PendingRevisit, revisit, note=json.loads(revisit.note))

@@ -116,7 +116,7 @@ class Wake(CommonCalls[None], RunCalls):
         id: the same in all attempts.
         attempt: from 1; attempts that a drain interrupted do not count.
         conversation_id: of the conversation, which is its session id too.
-        parent: the conversation whose child this one is; None: it is none.
+        parent: the conversation whose child this one is; None: this conversation has no parent.
         pending: new inputs since the last wake, oldest first, and refusals for expired requests. Answers that an
             interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
@@ -158,7 +158,8 @@ class Wake(CommonCalls[None], RunCalls):
     @property
     def committed(self) -> Sequence[JournalEntry]:
         """The entries that earlier attempts of this wake have committed (see `commit`), without its trace. A handler
-        that leaves out what it finds here needs the state of then: the state has it from this call on.
+        that skips the entries it finds here needs the state that was committed with them: this call puts that state in
+        place.
         """
         if self._parts.inputs.committed:
             self._parts.kept.look()
@@ -201,10 +202,10 @@ class Wake(CommonCalls[None], RunCalls):
         """Append an event to the journal.
 
         Raises:
-            WakeMisuse: it is no event of these conversations, one that only clients or the conversation write, or a
-                request (see `require`).
-            InvalidInput: one more than `ConversationLimits.entries`.
-            NotSerializable, PayloadTooLarge: a value in it has no JSON form, or it is too large.
+            WakeMisuse: the value is not an event of these conversations, is one that only clients or the conversation
+                write, or is a request (see `require`).
+            InvalidInput: the wake would have more than `ConversationLimits.entries`.
+            NotSerializable, PayloadTooLarge: a value in the event has no JSON form, or the event is too large.
         """
         check_output(event, self._types)
         if isinstance(event, RequestEvent):
@@ -227,8 +228,8 @@ class Wake(CommonCalls[None], RunCalls):
         self, tool: str, tool_use_id: str, arguments: Mapping[str, JsonValue], /, *, call_key: str = ""
     ) -> Iterator[None]:
         """Show readers that a call of a tool runs, in the block: as `ToolStarted`, and `ToolEnded`, which is an error
-        if the block raises. `run_loop` does it for each call. ``call_key``: as of the call's `ToolUse`; by default a
-        new one.
+        if the block raises. `run_loop` does it for each call. ``call_key``: the key of the call's `ToolUse`; by default
+        a new key.
 
         Raises:
             NotSerializable, PayloadTooLarge: the arguments have no JSON form, or are nested too deep.
@@ -330,9 +331,10 @@ class Wake(CommonCalls[None], RunCalls):
         pending until the wake ends. A wake that has made a conversation (`fork`, `merge` …) commits the rest with its
         end, and this does nothing: that conversation begins with the inputs that the wake has processed.
 
-        It stays when the wake fails, or is repeated: the next attempt has it in its history, as `committed`, and what
-        it adds again with the same content counts as that. That attempt begins with the state from before the wake.
-        Where it makes this commit again, the state that was committed is put in place: so each change counts once.
+        The commit stays when the wake fails, or is repeated: the next attempt has its entries in the history, as
+        `committed`, and an entry that it adds again with the same content is not written twice. That attempt begins
+        with the state from before the wake. Where it makes this commit again, the state that was committed is put in
+        place: so each change counts once.
 
         Raises:
             SessionWriteConflict: the wake does not run here any more, or may not know what was written. Do not catch
@@ -345,7 +347,7 @@ class Wake(CommonCalls[None], RunCalls):
 
     def section(self, name: str = "section", /) -> Section:
         """Begin a section, which goes on where an earlier attempt has stopped: such as a loop that asks a model. It
-        reads what it has committed (`Section.committed`, `history`), and does not do that again. So the state of its
+        reads its committed entries (`Section.committed`, `history`), and does not repeat that work. So the state of its
         last commit is put in place here. A section is known by its name and its place among the sections of that name.
 
         Raises:
@@ -407,7 +409,7 @@ class Wake(CommonCalls[None], RunCalls):
             args: of the function.
             key: names the step within its name. Without one it is named by its place among the steps of this name, and
                 runs again, with a warning, if its arguments have changed.
-            retry: of what the function raises; by default it is not tried again.
+            retry: the policy for errors of the function; by default it is not tried again.
             timeout: seconds, or a timedelta, of one attempt of the function; a thread is left behind.
             repeat: "never": it is not begun a second time.
 
@@ -417,10 +419,10 @@ class Wake(CommonCalls[None], RunCalls):
             StepFailed: ``repeat`` is "never", and it has raised there.
             StepMismatch: a step of this key was done with other arguments.
             WakeMisuse: another step of this name runs, and this one has no key.
-            SessionWriteConflict, SessionError: as for `commit`.
+            SessionWriteConflict, SessionError: see `commit`.
             InvalidInput: the wake has too many steps, or an argument is out of bounds.
             NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.
-            Exception: what the function raised, or ``TimeoutError``. It is kept if ``repeat`` is "never".
+            Exception: the error of the function, or ``TimeoutError``. It is kept if ``repeat`` is "never".
         """
         self._require_running()
         return await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
@@ -431,13 +433,13 @@ class Wake(CommonCalls[None], RunCalls):
 
         Raises:
             InvalidId: the key is out of bounds.
-            InvalidInput, SessionWriteConflict, SessionError: as for `step`.
+            InvalidInput, SessionWriteConflict, SessionError: see `step`.
         """
         self._require_running()
         return await self._steps.begin_once(key)
 
     def has_begun(self, key: str, /) -> bool:
-        """Whether `begin_once` has recorded this key, in this wake or in one that it names."""
+        """Return whether `begin_once` has recorded this key, in this wake or in one that it names."""
         return self._steps.has_begun(key)
 
     # -- resources
@@ -448,7 +450,7 @@ class Wake(CommonCalls[None], RunCalls):
         Raises:
             ResourceClosed: `close_resource` has closed it.
             SessionError: the handler has ended.
-            Exception: what its ``open`` raised.
+            Exception: the error of its ``open``.
         """
         opening = self._opening()
         found = await opening.resource(resource)
@@ -483,10 +485,10 @@ class Wake(CommonCalls[None], RunCalls):
             The request with its id, which is a new one: no late answer reaches another request.
 
         Raises:
-            WakeMisuse: it is no request.
-            InvalidInput: there are as many pending ones as there may be.
+            WakeMisuse: the event is not a request.
+            InvalidInput: the conversation has as many pending requests as it may have.
             InvalidOptions: the time is out of bounds.
-            NotSerializable, PayloadTooLarge: as `append`.
+            NotSerializable, PayloadTooLarge: see `append`.
         """
         if not isinstance(request, RequestEvent) or "request_id" not in type(request).model_fields:
             raise errors.WakeMisuse(f"require takes a RequestEvent with a field request_id, not {request!r:.80}")
@@ -534,14 +536,14 @@ class Wake(CommonCalls[None], RunCalls):
 
         Args:
             delay: seconds, or a timedelta, by the database's clock; a negative one counts as 0.
-            key: while a revisit of this key is pending, another one is not added, whatever the bound; one that is due
-                in this wake is pending no more. By default a new one.
+            key: while a revisit of this key is pending, another one is not added, whatever the bound; a revisit that is
+                due in this wake does not count as pending. By default a new key.
             priority: of revisits that are due together, the greater first; the names are -10, 0 and 10.
             reason: why, for the later wake and for people.
             note: anything else that the later wake needs, as JSON.
 
         Raises:
-            InvalidInput: there are as many pending ones as there may be.
+            InvalidInput: the conversation has as many pending revisits as it may have.
             InvalidId, InvalidOptions, NotSerializable, PayloadTooLarge: an argument is out of bounds.
         """
         writing = self._writing
@@ -588,7 +590,7 @@ class Wake(CommonCalls[None], RunCalls):
         max_cycles: int | None = None,
         **about: Unpack[Description],
     ) -> str:
-        """Give work to a child, a conversation with its own journal and state, which is created if there is none.
+        """Give work to a child, a conversation with its own journal and state, which is created if it does not exist.
 
         It takes effect with the wake's commit. The end of the delegation is an input of this conversation,
         `ChildEnded`. If the child cannot take the work at the commit, or has been deleted since this call, the outcome
@@ -609,9 +611,9 @@ class Wake(CommonCalls[None], RunCalls):
             NotAParent: the conversation is there, and this one is not its parent. (A child of an earlier conversation
                 with this one's id, which was deleted without its children, has another parent.)
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
-            WakeMisuse: it is no event, or one that only a wake writes; or no `Conversations` are given.
+            WakeMisuse: the value is not an event, or is one that only a wake writes; or no `Conversations` are given.
             InvalidInput, InvalidOptions: an argument is out of bounds.
-            NotSerializable, PayloadTooLarge: as `append`.
+            NotSerializable, PayloadTooLarge: see `append`.
         """
         check_input(event, refusal=errors.WakeMisuse)
         spec = getattr(conversations, "spec", None)
@@ -657,13 +659,13 @@ class Wake(CommonCalls[None], RunCalls):
         return delegation
 
     async def _inherited(self) -> Description:
-        """What a new child has of the description of this conversation."""
+        """Return the part of this conversation's description that a new child inherits."""
         for own in await self._parts.journals.list(JournalFilter(session_id=self.conversation_id), 1):
             return {"owner": own.owner, "labels": own.labels}
         return {}
 
     def _refused(self, child_id: str, delegation: str) -> JournalAppend:
-        """The end of a delegation that the commit refuses, although the child could take it before."""
+        """Return the end of a delegation that the commit refuses, although the child could take it before."""
         error = SpanError(type="DelegationRefused", message=json.loads(REFUSAL_MARK))
         event = ChildEnded(child=child_id, delegation=delegation, outcome="failed", error=error)
         return end_of_delegation(
@@ -677,14 +679,14 @@ class Wake(CommonCalls[None], RunCalls):
         return [row.session_id for row in await self._parts.journals.list(where, MAX_PAGE)]
 
     async def kind_of_child(self, child_id: str) -> str | None:
-        """The kind of a child; None: this conversation has no such child."""
+        """Return the kind of a child; None: this conversation has no such child."""
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(session_id=child_id, parent=self.conversation_id, parent_journal=journal_id)
         found = await self._parts.journals.list(where, 1)
         return found[0].kind if found else None
 
     async def _check_child(self, child_id: str, kind: str) -> int | None:
-        """The journal id of a child; None: there is none yet."""
+        """Return the journal id of a child; None: the child has no journal yet."""
         if child_id == self.conversation_id:
             raise errors.NotAParent(child_id, "a conversation is not its own child")
         if any(creation.session_id == child_id for creation in self._writing.creations):
@@ -740,7 +742,7 @@ class Wake(CommonCalls[None], RunCalls):
         `ConversationHandle.merge`.
 
         Raises:
-            UnknownConversation, ConversationKindMismatch: there is none with this id, or of this kind.
+            UnknownConversation, ConversationKindMismatch: no conversation has this id, or it is of another kind.
             InvalidOptions: the sides use different resources, and ``keep`` is not given.
             ConversationExists, InvalidInput: as `fork`.
         """
@@ -778,12 +780,12 @@ class Wake(CommonCalls[None], RunCalls):
     # -- reading
 
     async def outcome(self) -> OutcomeUpdated | None:
-        """The goal of the conversation, with the changes of this wake; None: it has none."""
+        """Return the goal of the conversation, with the changes of this wake; None: it has none."""
         return self._outcome or await super().outcome()
 
     async def _entries(self, query: JournalQuery) -> list[JournalEntry]:
-        """Entries without the trace of this wake, unless kinds or the wake are given: a repeated attempt reads what the
-        first one has read.
+        """Return entries without the trace of this wake, unless kinds or the wake are given: a repeated attempt
+        reads the same entries as the first one.
         """
         found: list[JournalEntry] = []
         while True:
@@ -798,7 +800,9 @@ class Wake(CommonCalls[None], RunCalls):
             query = replace(rest, before=read[0].seq) if query.newest_first else replace(rest, after=read[-1].seq)
 
     def _is_own_trace(self, entry: JournalEntry) -> bool:
-        """Whether it is of the trace of this wake, or closes the trace of one that was cancelled before."""
+        """Return whether the entry belongs to the trace of this wake, or closes the trace of a wake that was cancelled
+        before.
+        """
         is_own = entry.wake_id == self.id or (entry.event_id or "").startswith(CANCELLED)
         return is_own and str(entry.kind).startswith(TRACE_KINDS)
 
@@ -828,12 +832,12 @@ class Wake(CommonCalls[None], RunCalls):
         last: int | None = None,
         limit: int = DEFAULT_ENTRIES,
     ) -> Sequence[JournalEntry]:
-        """Entries of another conversation, for tools; arguments as for `history`.
+        """Return entries of another conversation, for tools. The arguments are those of `history`.
 
         Raises:
-            UnknownConversation: there is none.
-            ConversationKindMismatch: it is neither of the kind of this one nor of one of ``readable``.
-            UnknownEntry, InvalidInput: as for `history`.
+            UnknownConversation: no conversation has this id.
+            ConversationKindMismatch: its kind is neither the kind of this conversation nor in ``readable``.
+            UnknownEntry, InvalidInput: see `history`.
         """
         reader = EntryReader(self._read_other, self._types, check_id(conversation_id, "conversation id"))
         return await reader.history(
@@ -856,7 +860,9 @@ class Wake(CommonCalls[None], RunCalls):
         return f"{self.id}.{attempt}{self._number}"
 
     def _find_committed(self, event: JournalEvent, name: str) -> str | None:
-        """The value of a field of an event, an id, that an earlier attempt has committed with the others the same."""
+        """Return the value of a field of an event, an id, that an earlier attempt has committed with the other fields
+        the same.
+        """
 
         def is_same(payload: str) -> bool:
             return {**from_json(payload), name: ""} == wanted

@@ -68,7 +68,7 @@ class WakeParts:
     kept: KeptState
     """The state in the attempts of the wake."""
     tried_with: str | None = None
-    """Id of the wake that has failed with the one input of this wake, and with others."""
+    """Id of the wake that has failed with the only input of this wake, and with others."""
     finish: Finish = field(default_factory=Finish)
     committing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a part is committed: the worker refuses a second one at the same time."""
@@ -87,7 +87,7 @@ class WakeParts:
         return database_of(self.context.session_store), self.writing.session_id
 
     async def end(self) -> None:
-        """End the handler, which may be left behind: what it adds from now on is refused. Wait for a commit that it has
+        """End the handler, which may be left behind: its later additions are refused. Wait for a commit that it has
         begun.
         """
         self.has_ended = True
@@ -105,7 +105,7 @@ _handling: ContextVar[WakeParts | None] = ContextVar("affinity.conversation.wake
 
 @contextmanager
 def handling(parts: WakeParts) -> Iterator[None]:
-    """The handler of this wake runs in the block, and in the tasks that it starts there."""
+    """Mark that the handler of this wake runs in the block, and in the tasks that it starts there."""
     token = _handling.set(parts)
     try:
         yield
@@ -150,7 +150,7 @@ def waiting_for(database: str, conversation_id: str, seq: int) -> Iterator[None]
 
 
 def blocked_journals(database: str, conversation_id: str) -> Collection[int]:
-    """The journals of this conversation whose wakes cannot end before the handler that calls this.
+    """Return the journals of this conversation whose wakes cannot end before the handler that calls this.
 
     A wake is blocked if it is the caller's own, or if its handler waits in this process for the caller, directly or
     through other conversations.
@@ -165,6 +165,6 @@ def blocked_journals(database: str, conversation_id: str) -> Collection[int]:
 
 
 def _is_for(wait: _WakeWait, parts: WakeParts) -> bool:
-    """Whether the wait can only end after this wake: it is for a reply to an input that no wake has processed."""
+    """Return whether the wait can only end after this wake: no wake has processed the input of its reply."""
     is_of_it = parts.address == (wait.database, wait.conversation_id) and wait.seq > parts.writing.work.processed
     return is_of_it and not wait.by.has_ended

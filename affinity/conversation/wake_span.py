@@ -21,7 +21,7 @@ from affinity.tracing import (
 def wake_span(
     kind: str, wake: Wake, senders: Sequence[str | None], elapsed: float
 ) -> AbstractContextManager[OpenSpan | None]:
-    """The span around the handler of a wake.
+    """Return the span around the handler of a wake.
 
     Args:
         kind: of the conversation.

@@ -81,7 +81,7 @@ class WorkerJournals:
             del self._ahead[next(iter(self._ahead))]
 
     async def get_pending(self, session_id: str, limit: int) -> j.PendingWork | None:
-        """The work for a wake; it may have been read ahead."""
+        """Return the work for a wake; it may have been read ahead."""
         ahead, now = self._ahead.pop(session_id, None), time.monotonic()
         if ahead is None or ahead.limit != limit or ahead.is_old(now):
             return await self._submit(session_id, limit)
@@ -98,7 +98,7 @@ class WorkerJournals:
         return answer
 
     async def _read_pending(self, wanted: Sequence[_Wanted]) -> Sequence[j.PendingWork | None]:
-        """One call for each limit; nearly always there is one."""
+        """Read with one call for each limit; nearly always there is one."""
         by_limit: dict[int, dict[str, j.PendingWork | None]] = {}
         for session_id, limit in wanted:
             by_limit.setdefault(limit, {})[session_id] = None
@@ -111,19 +111,19 @@ class WorkerJournals:
         return self._retry(verb)
 
     async def read(self, query: j.JournalQuery) -> j.JournalPage | None:
-        """A page of a journal."""
+        """Return a page of a journal."""
         (page,) = await self._retry(partial(self._store.read_journal, [query]))
         return page
 
     async def wakes(
         self, session_id: str, after: int = 0, *, newest_first: bool = False, limit: int = MAX_PAGE
     ) -> Sequence[j.JournalWake]:
-        """How wakes of a journal have ended."""
+        """Return the ended attempts of wakes of a journal."""
         get = self._store.get_wakes
         return await self._retry(partial(get, session_id, after=after, newest_first=newest_first, limit=limit))
 
     async def list(self, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
-        """One page of journals."""
+        """Return one page of journals."""
         return await self._retry(partial(self._store.list_journals, where, limit))
 
     async def append_inputs(self, appends: Sequence[j.JournalAppend]) -> Sequence[j.Appended]:
@@ -136,16 +136,16 @@ class WorkerJournals:
         return appended
 
     async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
-        """A journal and its ancestors."""
+        """Return a journal and its ancestors."""
         return await self._retry(partial(self._store.get_lineage, session_id))
 
     async def held_epochs(self, session_ids: Collection[str]) -> Mapping[str, int]:
-        """The epochs of those of these sessions that a worker holds."""
+        """Return the epochs of the sessions, among these, that a worker holds."""
         rows = await self._retry(partial(self._provider.list_sessions, list(session_ids)))
         return {row.session_id: row.epoch for row in rows if row.held}
 
     async def has_instance(self, session_id: str) -> bool:
-        """Whether an instance has the id."""
+        """Return whether an instance has the id."""
         (instance,) = await self._retry(partial(self._provider.get_instance, [session_id]))
         return instance is not None
 
@@ -168,7 +168,7 @@ class WorkerJournals:
         return found
 
     def note_written(self, write: j.JournalWrite) -> None:
-        """The write is committed."""
+        """Notify readers and workers of a committed write."""
         self._notifier.notify_change(write.session_id)
         for append in write.appends:
             self._notifier.notify_change(append.session_id)

@@ -37,8 +37,8 @@ ENDS: Final[Mapping[str, str]] = {CHILD_ENDED: "delegation", kind_of(RunEnded): 
 def end_of_delegation(
     event: ChildEnded | RunEnded | CallEnded, session_id: str, kind: str, journal_id: int | None
 ) -> JournalAppend:
-    """The input by which a conversation learns that a delegation, run or call has ended. Its id is the same if the end
-    is reported twice. Another conversation that has this id by now (``journal_id``) does not get it.
+    """Return the input that tells a conversation that a delegation, run or call has ended. Its id is the same if the
+    end is reported twice. Another conversation that has this id by now (``journal_id``) does not get it.
 
     Without an instance, which an operator may delete, it wakes nothing, and is read with the next event.
     """
@@ -85,9 +85,9 @@ class WakeWriting:
     held: list[NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
     end: WakeEnd | None = None
-    """How the attempt has ended."""
+    """The end of the attempt."""
     is_over: bool = False
-    """The wake has come to its end: its steps are of no use any more."""
+    """The wake has come to its end: its steps are no longer needed."""
     lost: BaseException | None = None
     """The error after which the outcome of a part is not known."""
     requested: set[str] = field(default_factory=set)
@@ -95,11 +95,11 @@ class WakeWriting:
     delegated: set[str] = field(default_factory=set)
     """Ids of the delegations of its parts."""
     later: list[float] = field(default_factory=list)
-    """When what its parts have requested is due, by the clock of `JournalAccess.monotonic`."""
+    """The times when the requests of its parts are due, by the clock of `JournalAccess.monotonic`."""
     has_later_revisit: bool = False
     has_parts: bool = False
     is_interrupted: bool = False
-    """Whether an interrupt waits that the wake has not read: it drops the requests of the wake."""
+    """True if an interrupt waits that the wake has not read: it drops the requests of the wake."""
     _number: int = 0  # entries of its parts
     _write: JournalWrite | None = None
 
@@ -189,33 +189,33 @@ class WakeWriting:
 
     @property
     def has_open_delegations(self) -> bool:
-        """Delegations are left behind this wake."""
+        """True if delegations are left behind this wake."""
         begun = {delegation.delegation_id for delegation in (*self.work.delegations, *self.delegations)}
         return bool((begun | self.delegated).difference(self.ended_delegations))
 
     @property
     def has_additions(self) -> bool:
-        """Whether a part would commit anything."""
+        """True if a part would commit anything."""
         return self.has_entries or any((self.requests, self.revisits, self.appends, self.steps))
 
     @property
     def has_entries(self) -> bool:
-        """Whether a part would have entries: it removes the streamed parts."""
+        """True if a part would have entries: it removes the streamed parts."""
         return len(self.entries) > len(self.held)
 
     def has_additions_beside(self, trace: Sequence[NewEntry]) -> bool:
-        """Whether a part would commit anything but these entries."""
+        """Return whether a part would commit anything but these entries."""
         known = {id(entry) for entry in (*self.held, *trace)}
         added = (self.requests, self.revisits, self.appends, self.steps)
         return any(id(entry) not in known for entry in self.entries) or any(added)
 
     def take_steps(self) -> JournalWrite:
-        """The steps as a part, without anything else."""
+        """Return the steps as a part, without anything else."""
         steps, self.steps = self.steps, []
         return self.part(steps=steps)
 
     def take_part(self) -> JournalWrite:
-        """The additions so far, as a part of the wake, which goes on."""
+        """Return the additions so far, as a part of the wake, which goes on."""
         held = {id(entry) for entry in self.held}
         entries = [entry for entry in self.entries if id(entry) not in held]
         again = {revisit.key for revisit in self.revisits}
@@ -244,7 +244,7 @@ class WakeWriting:
         return part
 
     def part(self, **added: Any) -> JournalWrite:
-        """A write of the wake, which goes on."""
+        """Return a write of the wake, which goes on."""
         self.has_parts = True
         return JournalWrite(
             session_id=self.session_id,
@@ -259,7 +259,7 @@ class WakeWriting:
         )
 
     async def prepare(self) -> JournalWrite:
-        """The write that goes with the activity's result."""
+        """Return the write that goes with the activity's result."""
         self._write = JournalWrite(
             session_id=self.session_id,
             journal_id=self.work.journal_id,
