@@ -1,8 +1,8 @@
-"""Schedules: what starts orchestrations, or sends events, at given times. A guest of the kernel.
+"""Schedules, which start orchestrations or send events at given times. A guest of the kernel.
 
-* ``spec``: what a schedule starts or sends, and when it is due; pure.
+* ``spec``: the target and the due times of a schedule; pure.
 * ``declaring``, ``client``: the calls of `affinity.App` and of `affinity.Client`.
-* ``firing``, ``worker``: what a tick starts; the loops of a worker.
+* ``firing``, ``worker``: the starts and messages of a tick; the loops of a worker.
 * ``reasons``, ``command``, ``page``: why a schedule does not tick; the command; the page of the console.
 * ``store``: tables, verbs and their contract.
 """

@@ -198,7 +198,7 @@ class Schedules:
     ) -> Schedule:
         """Change a schedule. Options that are left out stay, but one of ``cron``, ``every`` and ``at`` replaces the
         other two. ``target`` replaces the target with its input. When the ticks change, a tick that was missed before
-        is no longer fired. ``force`` is the same as in `create`.
+        is dropped. ``force`` is the same as in `create`.
 
         Raises:
             UnknownSchedule, ScheduleDeclared: nothing was changed.
@@ -214,7 +214,7 @@ class Schedules:
         return await self._change(name, change)
 
     async def list(self, *, app: str | None = None, limit: int = 100, after: str | None = None) -> Sequence[Schedule]:
-        """One page of schedules, by name. The next page is ``after`` the last name seen.
+        """Return one page of schedules, by name. The next page is ``after`` the last name seen.
 
         Args:
             app: only the schedules that this app declares.
@@ -231,7 +231,7 @@ class Schedules:
         return [_shown(row) for row in rows]
 
     async def show(self, name: str) -> Schedule:
-        """One schedule.
+        """Return one schedule.
 
         Raises:
             UnknownSchedule: no schedule has this name.
@@ -239,8 +239,8 @@ class Schedules:
         return _shown(await self._read(name))
 
     async def explain(self, names: str | Collection[str]) -> Mapping[str, TickReason]:
-        """When each of these schedules ticks next, or why it does not: paused, late, no worker alive. Unknown names are
-        left out. A text is one name.
+        """Explain when each of these schedules ticks next, or why it does not: it is paused or late, or no worker is
+        alive. Unknown names are left out. A text is one name.
 
         Raises:
             InvalidInput: a name that no store can keep.
@@ -253,7 +253,7 @@ class Schedules:
 
     @action("pause", "schedule", "name", "reason")
     async def pause(self, name: str, reason: str = "") -> Schedule:
-        """Have it fire no more until `resume`. A tick that waits for the end of the one before is dropped.
+        """Stop firing until `resume`. A tick that waits for the end of the tick before is dropped.
 
         Raises:
             UnknownSchedule: no schedule has this name.
@@ -267,11 +267,11 @@ class Schedules:
 
     @action("resume", "schedule", "name")
     async def resume(self, name: str) -> Schedule:
-        """Have a paused schedule fire again, from its next tick on: `backfill` fires the ones between.
+        """Fire a paused schedule again, from its next tick on. `backfill` fires the ticks between.
 
         Raises:
             UnknownSchedule: no schedule has this name.
-            ScheduleDeclared: it is paused since the newest version of the code does not declare it.
+            ScheduleDeclared: it is paused because the newest version of the code does not declare it.
         """
 
         def change(row: ScheduleRow, now: datetime) -> ScheduleRow:
@@ -285,7 +285,7 @@ class Schedules:
 
     @action("trigger", "schedule", "name")
     async def trigger(self, name: str) -> str:
-        """Fire it now, by hand, also when it is paused or a tick's instance runs. Its ticks stay as they are.
+        """Fire a schedule now, by hand, even if it is paused or a tick's instance runs. Its ticks stay as they are.
 
         Returns:
             The id of the instance that was started, or that received the event.
@@ -303,8 +303,8 @@ class Schedules:
 
     @action("backfill", "schedule", "name", "start", "end")
     async def backfill(self, name: str, *, start: datetime, end: datetime) -> int:
-        """Fire the ticks of a time in the past, beside each other whatever the overlap, also when it is paused. A tick
-        that was fired before is not fired again, as long as its instance is kept.
+        """Fire the ticks of a time in the past, beside each other whatever the overlap, even if the schedule is paused.
+        A tick that was fired before is not fired again, as long as its instance is kept.
 
         Args:
             name: of the schedule.
@@ -312,7 +312,7 @@ class Schedules:
             end: the last one.
 
         Returns:
-            How many ticks this call has fired.
+            The number of ticks that this call has fired.
 
         Raises:
             UnknownSchedule: no schedule has this name.

@@ -64,7 +64,7 @@ class ScheduleDeclarations(KernelApp):
             options: see `affinity.schedules.spec.ScheduleOptions`.
 
         Raises:
-            InvalidApp: the name is taken, or the target is no registered orchestration.
+            InvalidApp: the name is taken, or the target is not a registered orchestration.
             InvalidSchedule: an option is refused, such as a cron line or the name of a zone.
             InvalidInput: another argument is refused; the subclass is the reason.
         """

@@ -1,4 +1,4 @@
-"""What one tick of a schedule starts or sends; for workers, which fire schedules, and for clients."""
+"""The starts and messages of one tick of a schedule, for workers, which fire schedules, and for clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARES: Final = 2**32
 def new_row(
     name: str, spec: ScheduleSpec, now: datetime, *, app: str | None = None, code: str | None = None
 ) -> ScheduleRow:
-    """The row of a new schedule: its first tick is behind ``now``."""
+    """Return the row of a new schedule, whose first tick comes after ``now``."""
     return ScheduleRow(
         name=name,
         generation=secrets.token_hex(4),

@@ -1,4 +1,4 @@
-"""When a schedule ticks next, or why it does not."""
+"""Explanations of when a schedule ticks next, or why it does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from affinity.records import frozen
 from affinity.schedules.store.contract import PauseKind, ScheduleRow
 
 LATE_SECONDS: Final = 5.0
-"""A tick that is due for so long is late: workers look every second."""
+"""A tick that has been due for this long is late: workers look every second."""
 
 _REMEDIES: Final[dict[PauseKind, str]] = {
     "operator": "`affinity schedules resume {name}`",
@@ -22,14 +22,14 @@ _REMEDIES: Final[dict[PauseKind, str]] = {
 
 @frozen()
 class TickReason:
-    """What a schedule waits for."""
+    """The state of a schedule in a sentence: its next tick, or the reason why it does not tick."""
 
     sentence: str
     late_seconds: float | None  # since its next tick was due; None: it is not late
 
 
 def explain_schedule(row: ScheduleRow, workers: Iterable[WorkerInfo], now: datetime) -> TickReason:
-    """What the schedule waits for, by the database's clock."""
+    """Explain when a schedule ticks next, or why it does not, by the database's clock."""
     overdue = 0.0 if row.next_due is None else (now - row.next_due).total_seconds()
     late = overdue if overdue >= LATE_SECONDS else None
     serves = any(worker.alive and not worker.restarting and not worker.draining for worker in workers)

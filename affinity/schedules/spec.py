@@ -1,4 +1,4 @@
-"""Schedules: what they start or send, and when they are due. Pure: the caller knows the time.
+"""Schedules: their targets and their due times. Pure: the caller passes the time.
 
 A *tick* is one due time of a schedule. Ticks follow from the schedule alone, never from when it was created or last
 fired, so that every worker computes the same ones.
@@ -35,15 +35,15 @@ from affinity.orchestration.typed import ExternalEvent, encode_raised
 from affinity.records import frozen
 
 Overlap: TypeAlias = Literal["skip", "queue", "allow", "cancel"]
-"""What a tick does while the instance of the tick before has not ended: nothing; wait for its end, one tick at most;
-start beside it; ask it to end, and wait for that.
+"""The action of a tick while the instance of the tick before has not ended: skip this tick; wait for the end of that
+instance, one tick at most; start beside it; or ask it to end, and wait for that.
 """
 
 LATEST_SECONDS: Final = 60.0
-"""Without a catch-up window, the latest tick is fired if it was due so long ago at most."""
+"""Without a catch-up window, the latest tick is fired if it was due at most this long ago."""
 
 MISSED_SECONDS: Final = 5.0
-"""With one, a tick that is found so long after its time was missed. Workers look every second."""
+"""With a window, a tick that is found this long after its time was missed. Workers look every second."""
 
 _SAMPLE: Final = datetime(2026, 1, 1, 3, tzinfo=UTC)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -69,7 +69,7 @@ above has made.
 
 
 class TickOptions(TypedDict, total=False):
-    """Options of a schedule but for its input: when it is due, what a tick does, and options of its target."""
+    """Options of a schedule, without its input: due times, overlap of ticks, and options of the target."""
 
     cron: str | None
     """A cron line of 5 fields (minute, hour, day of month, month, weekday), or 6, with seconds first."""
@@ -82,9 +82,9 @@ class TickOptions(TypedDict, total=False):
     end: datetime | None
     """The last moment of a tick, with a time zone; None: it never ends."""
     overlap: Overlap
-    """What a tick does while the instance of the tick before runs: "skip" (default) does nothing, "queue" waits for its
-    end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
-    An event has none: each tick sends it.
+    """The action of a tick while the instance of the tick before runs: "skip" (default) does nothing, "queue" waits for
+    its end (one tick does), "allow" starts beside it, "cancel" asks it to end and waits for that.
+    It does not apply to events: each tick sends its event.
     """
     catch_up: float | timedelta | None
     """Seconds, or a timedelta, of at most 31 days: ticks missed for no longer are fired, oldest first, with "skip" and
@@ -92,8 +92,8 @@ class TickOptions(TypedDict, total=False):
     the last minute.
     """
     jitter: float | timedelta
-    """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick. An
-    event to an instance has none.
+    """Seconds, or a timedelta, of at most a day: each start is delayed by a part of it, which follows from the tick. It
+    does not apply to events.
     """
     version: str | None
     """Version of the orchestration; by default the latest that the worker registers."""
@@ -133,21 +133,21 @@ class ScheduleSpec(BaseModel):
     jitter: float = 0.0  # seconds
 
     def to_text(self) -> str:
-        """As JSON, without fields that have their default."""
+        """Return the schedule as JSON, without fields that have their default."""
         return self.model_dump_json(exclude_defaults=True)
 
     def has_ticks_of(self, other: ScheduleSpec) -> bool:
-        """Whether both have the same ticks."""
+        """Return whether both have the same ticks."""
         return all(getattr(self, name) == getattr(other, name) for name in ("cron", "zone", "every", "at", "end"))
 
     @property
     def is_event(self) -> bool:
-        """Whether its ticks send an event, and so do not wait for each other."""
+        """True if its ticks send an event, and so do not wait for each other."""
         return self.orchestration is None or self.sends
 
     @property
     def timing(self) -> str:
-        """When it is due, for people."""
+        """The due times, for people."""
         if self.cron is not None:
             return f"cron {self.cron} ({self.zone})"
         if self.every is not None:
@@ -156,13 +156,13 @@ class ScheduleSpec(BaseModel):
 
     @property
     def target(self) -> str:
-        """What it starts or sends, for people."""
+        """The orchestration or the event of a tick, for people."""
         if self.orchestration is not None:
             return self.orchestration
         return f"event {self.event!r} to {self.instance_id!r}"
 
     def input_at(self, due: datetime) -> str:
-        """The input of one tick, as JSON."""
+        """Return the input of one tick, as JSON."""
         text = format_due(due)
         if self.input is None:
             return to_json(text).decode()
@@ -172,7 +172,7 @@ class ScheduleSpec(BaseModel):
 
 
 def read_spec(text: str) -> ScheduleSpec:
-    """A stored schedule.
+    """Return a stored schedule.
 
     Raises:
         InvalidSchedule: it cannot be read by this version.
@@ -184,11 +184,11 @@ def read_spec(text: str) -> ScheduleSpec:
 
 
 def new_spec(target: Target, options: ScheduleOptions) -> ScheduleSpec:
-    """A checked schedule.
+    """Return a checked schedule.
 
     Raises:
         InvalidSchedule: options are out of range, contradict each other, or lead to no tick.
-        InvalidApp: the target is a function that is no registered orchestration.
+        InvalidApp: the target is a function that is not a registered orchestration.
         InvalidId, NotSerializable, PayloadTooLarge, OrchestrationMisuse: a name, an id or the input is refused.
     """
     unknown = options.keys() - ScheduleOptions.__annotations__.keys()
@@ -198,10 +198,10 @@ def new_spec(target: Target, options: ScheduleOptions) -> ScheduleSpec:
 
 
 def changed_spec(spec: ScheduleSpec, target: Target | None, options: ScheduleOptions) -> ScheduleSpec:
-    """The schedule with these options in place of its own; ``cron``, ``every`` or ``at`` replaces the other two.
+    """Return the schedule with these options in place of its own; ``cron``, ``every`` or ``at`` replaces the other two.
 
     Raises:
-        InvalidSchedule, InvalidApp, InvalidInput: as for `new_spec`; or ``input`` or ``due_as`` is given without the
+        InvalidSchedule, InvalidApp, InvalidInput: see `new_spec`; or ``input`` or ``due_as`` is given without the
             target.
     """
     if target is None and (of_target := options.keys() & _OF_TARGET):
@@ -241,7 +241,7 @@ def check_name(name: object) -> str:
 
 
 def format_due(due: datetime) -> str:
-    """A due time as text, in ids and inputs: UTC in ISO 8601."""
+    """Return a due time as text for ids and inputs: UTC in ISO 8601."""
     return due.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -308,16 +308,16 @@ def _all_instants(found: Iterable[tuple[datetime, datetime]]) -> Iterator[dateti
 
 
 def _names_times(cron: str) -> bool:
-    """Whether the line names hours and minutes: each of its times is due once a day. Another one runs through all the
-    minutes that the day has.
+    """Return whether the line names hours and minutes, so that each of its times is due once a day. Any other line runs
+    through all the minutes that the day has.
     """
     minute, hour, *_ = cron.split()[-5:]
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 def _clock_before(after: datetime, zone: ZoneInfo) -> datetime:
-    """What the clock shows at a time; if it will show that again, what it shows at the beginning of the repetition, or
-    less: times from there on come again, too.
+    """Return the clock time at ``after``. If the clock will show that time again, return the clock time at which the
+    repetition begins, or an earlier one: times from there on come again, too.
     """
     shown = after.astimezone(zone)
     clock = shown.replace(tzinfo=None)
@@ -444,7 +444,7 @@ def _orchestration_fields(target: object, value: Any, due_as: str | None) -> dic
 
 
 def _typed_input(definition: OrchestrationDefinition, value: Any) -> str | None:
-    """None: the due time, for a function that needs an input and gets none."""
+    """Return the encoded input. None stands for the due time: the function needs an input and gets none."""
     try:
         return definition.encode_input(value)
     except OrchestrationMisuse:

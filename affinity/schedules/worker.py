@@ -1,9 +1,8 @@
-"""Schedules: a worker fires those that are due, and brings those that its code declares up to date.
+"""The part of a worker that fires schedules, and updates those that its code declares.
 
-Any worker fires any schedule; it needs no code of what the schedule starts. A tick and the next due time are one write,
-from the revision that was read: of workers that fire the same tick one succeeds. A tick has an id of its own as well
-(`affinity.schedules.firing.tick_id`), so that it starts nothing twice although the database was set back, or was
-restored.
+Any worker fires any schedule; it does not need the code of the target. A tick and the next due time are one write,
+from the revision that was read: of workers that fire the same tick one succeeds. A tick also has its own id
+(`affinity.schedules.firing.tick_id`), so that it starts nothing twice even if the database was set back or restored.
 
 Each sweep reports when the next schedule is due, so no worker asks for it. The worker that made the sweep waits for
 that time if it comes before the next sweep.
@@ -44,17 +43,17 @@ from affinity.worker.services import WorkerServices
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 HORIZON: Final = 1.2
-"""Seconds: a tick that is due later is found by a later sweep, of this worker or another one."""
+"""Seconds: a tick that is due later is found by a later sweep, of this worker or another."""
 
 DECLARE_SECONDS: Final = 30.0
-"""Between two looks at whether the database has the schedules of this code: another version may have come or gone."""
+"""Seconds between two checks that the database has the schedules of this code: versions may have come or gone."""
 
 QUEUED_SECONDS: Final = 0.1
-"""From a start on which other ticks wait to the next look at whether it has ended: missed ticks may be many."""
+"""Seconds from a start on which other ticks wait to the next check whether it has ended: missed ticks may be many."""
 
 RETRY_SECONDS: Final = 60.0
-"""Longest pause between two attempts to fire a tick that is refused, or that this code cannot read; the first one is a
-second, and each is twice as long as the one before.
+"""Longest pause between two attempts to fire a tick that is refused, or that this code cannot read. The first pause is
+a second, and each later pause is twice as long.
 """
 
 MAX_NOTE: Final = 500
@@ -131,7 +130,7 @@ class Firing:
 
     def _wait_in_turn(self, first: datetime, was_idle: bool) -> bool:
         """Let all ticks that are due wait for each other, and fire the first of them if none runs. False: they were not
-        missed and the instance of the tick before runs, or the schedule fires no missed ticks one after the other.
+        missed and the instance of the tick before runs, or the schedule does not fire missed ticks one after another.
         """
         row, spec = self.row, self.spec
         if spec.is_event or spec.catch_up is None or spec.overlap not in {"skip", "queue"}:
@@ -195,7 +194,7 @@ class ScheduleLoops(GuestPart):
 
     @classmethod
     def is_wanted(cls, provider: Provider, app: KernelApp) -> bool:
-        """Whether the provider keeps schedules, or the app declares some, which then is an error."""
+        """Return whether the provider keeps schedules, or the app declares some, which then is an error."""
         return keeps_schedules(provider) or bool(declared_schedules(app))
 
     @property
@@ -204,13 +203,13 @@ class ScheduleLoops(GuestPart):
         return (self.run, self.declare)
 
     def on_due(self, seconds: float | None) -> None:
-        """Fire in so many seconds, if that is before the next sweep."""
+        """Fire after this many seconds, if that is before the next sweep."""
         if seconds is not None and seconds <= HORIZON:
             self._at = self._monotonic() + seconds
             self._wanted.set()
 
     async def run_due(self) -> None:
-        """Fire all that is due."""
+        """Fire all due ticks."""
         await self.fire()
 
     def starts(self) -> Iterable[tuple[str, str | None]]:
@@ -229,7 +228,7 @@ class ScheduleLoops(GuestPart):
                 self.on_due(await self.fire())
 
     async def fire(self) -> float | None:
-        """Fire all that is due; returns the seconds until the next schedule is, None if none will be."""
+        """Fire all due ticks; return the seconds until the next schedule is due, or None if no schedule is active."""
         waits = False
         while True:
             due = await self._health.call(partial(self._store.get_due_schedules, SCHEDULE_STEP), self.run)
@@ -267,8 +266,8 @@ class ScheduleLoops(GuestPart):
         return replace(row, retry_at=now + pause, note=f"its tick is late: {error}"[:MAX_NOTE])
 
     async def _send(self, firings: Sequence[Firing]) -> None:
-        """Send the messages of ticks: before the write, which a lost reply would leave unsent. Each has a key, or may
-        be sent twice.
+        """Send the messages of ticks before the write: after it, a lost reply would leave them unsent. Each
+        message has a key, or may be sent twice.
         """
         sent = [(firing, message) for firing in firings for message in firing.messages]
         if not sent:
@@ -293,7 +292,7 @@ class ScheduleLoops(GuestPart):
         return []
 
     async def _write_each(self, firings: Sequence[Firing]) -> list[ScheduleRow]:
-        """As `_write`, one by one. A quota that has refused some starts is not asked for as many or more."""
+        """Write the ticks one by one, see `_write`. If a quota has refused some starts, do not try as many again."""
         late: list[ScheduleRow] = []
         refused: QuotaExceeded | None = None
         most = 0
@@ -330,7 +329,7 @@ class ScheduleLoops(GuestPart):
     # -- declarations
 
     async def declare(self) -> None:
-        """Bring the declared schedules up to date, at the start and once in a while, until cancelled."""
+        """Update the declared schedules, at the start and every `DECLARE_SECONDS`, until cancelled."""
         is_done = False
         while declared_schedules(self._app) or not is_done:
             if self._lease.is_serving:
@@ -338,7 +337,7 @@ class ScheduleLoops(GuestPart):
             await self._pause(DECLARE_SECONDS * random.uniform(0.9, 1.1))  # noqa: S311
 
     async def declare_now(self) -> bool:
-        """Bring the declared schedules up to date. False: not, since live workers of the app run newer code."""
+        """Update the declared schedules. False: they were left, as live workers of the app run newer code."""
         name = self._app.name
         workers = await self._health.call(self._provider.list_workers, self.declare)
         if newest_version(workers, name) not in {None, self._code}:

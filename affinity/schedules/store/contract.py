@@ -11,12 +11,12 @@ from affinity.provider.parts import check_part, missing_verbs
 from affinity.records import frozen
 
 PauseKind: TypeAlias = Literal["operator", "undeclared"]
-"""Why a schedule is paused: a client has paused it; the newest version of the code does not declare it any more."""
+"""Why a schedule is paused: a client has paused it; the newest version of the code no longer declares it."""
 
 
 @frozen(kw_only=True)
 class ScheduleRow:
-    """One row of ``schedules``. The provider stores ``spec`` and reads no word of it; it computes no due time."""
+    """One row of ``schedules``. ``spec`` is opaque to the provider, which does not compute due times."""
 
     name: str
     generation: str  # random: a schedule that is created under the same name after a deletion has another
@@ -31,7 +31,7 @@ class ScheduleRow:
     running: str | None = None  # instance that the last tick has started
     queued: datetime | None = None  # a tick that waits for the end of that instance
     queued_until: datetime | None = None  # the ticks behind ``queued`` up to then wait too; None: it waits alone
-    retry_at: datetime | None = None  # what was due could not be fired, and is not due before; None: it was fired
+    retry_at: datetime | None = None  # a due tick could not be fired, and is not due before; None: it was fired
     skipped: int = 0  # ticks that have started nothing
     created_at: datetime | None = None  # set by the provider
     updated_at: datetime | None = None  # set by the provider
@@ -53,7 +53,7 @@ class DueSchedules:
 
     now: datetime
     rows: Sequence[ScheduleRow]
-    next_due: float | None  # seconds until a schedule is due, 0 or less if one is; None: none will be
+    next_due: float | None  # seconds until a schedule is due, 0 or less if one is; None: no schedule is active
 
 
 class ScheduleProvider(ProviderConnection, Protocol):
@@ -64,8 +64,8 @@ class ScheduleProvider(ProviderConnection, Protocol):
     """
 
     async def write_schedules(self, writes: Sequence[ScheduleWrite]) -> Sequence[bool]:
-        """Write schedules of distinct names in one transaction, each with its starts. False: the row is not there in
-        this generation and revision, or, to be created, its name is taken; nothing of this write was done. An instance
+        """Write schedules of distinct names in one transaction, each with its starts. False: the row no longer has this
+        generation and revision, or the name of a new schedule is taken; nothing of this write was done. An instance
         whose id exists is not started again.
 
         Raises:
@@ -74,9 +74,9 @@ class ScheduleProvider(ProviderConnection, Protocol):
         ...
 
     async def get_due_schedules(self, limit: int) -> DueSchedules:
-        """Up to ``limit`` schedules whose ``next_due`` and ``retry_at`` have come, the longest due first; and up to so
-        many that have a tick in ``queued`` whose instance ``running`` has ended, and whose ``retry_at`` has come. So a
-        schedule that cannot be fired now keeps none behind it from its turn. Reads only.
+        """Return up to ``limit`` schedules whose ``next_due`` and ``retry_at`` have come, the longest due first; and up
+        to ``limit`` that have a tick in ``queued`` whose instance ``running`` has ended, and whose ``retry_at`` has
+        come. So a schedule that cannot be fired now does not block others. Reads only.
         """
         ...
 
@@ -88,7 +88,7 @@ class ScheduleProvider(ProviderConnection, Protocol):
         after: str | None = None,
         limit: int = 100,
     ) -> Sequence[ScheduleRow]:
-        """The schedules of these names, or else one page of ``limit`` rows by name; with ``app``, only of this app."""
+        """Return the schedules of these names, or one page by name; with ``app``, only those of this app."""
         ...
 
 
@@ -103,5 +103,5 @@ def schedules_of(provider: ProviderConnection) -> ScheduleProvider:
 
 
 def keeps_schedules(provider: ProviderConnection) -> bool:
-    """Whether the provider keeps schedules."""
+    """Return whether the provider keeps schedules."""
     return not missing_verbs(provider, ScheduleProvider)

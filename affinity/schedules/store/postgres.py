@@ -1,4 +1,4 @@
-"""Schedules on PostgreSQL: writing, reading, and which of them are due."""
+"""Schedules on PostgreSQL: writing, reading, and finding those that are due."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def list_schedules(
 
 
 async def remove_ended(db: Database, keep: Retention) -> tuple[int, bool]:
-    """Remove schedules of clients that ended so long ago as instances are kept."""
+    """Remove clients' schedules that ended longer ago than instances are kept."""
     if keep.instances is not None:
         ended = {"older_than": float(keep.instances), "window": Int8(PRUNE_WINDOW)}
         await db.connections.misc.run(_SQL["remove_ended"], ended)

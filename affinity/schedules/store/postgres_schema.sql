@@ -13,8 +13,8 @@ CREATE TABLE schedules (
     last_due timestamptz,
     running text COLLATE "C",    -- instance that the last tick has started
     queued timestamptz,          -- a tick that waits for the end of that instance
-    queued_until timestamptz,    -- the ticks behind it up to then wait too, each for the end of the one before
-    retry_at timestamptz,        -- what was due could not be fired, and is not due before
+    queued_until timestamptz,    -- the later ticks up to then wait too, each for the end of the tick before
+    retry_at timestamptz,        -- a due tick could not be fired, and is not due before this time
     skipped bigint NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL
@@ -26,13 +26,13 @@ CREATE INDEX schedules_app ON schedules (app, name) WHERE app IS NOT NULL;
 CREATE INDEX schedules_ended ON schedules (updated_at)
 WHERE next_due IS NULL AND paused IS NULL AND queued IS NULL AND app IS NULL;
 
--- Whether the instance that a schedule's last tick has started has not ended.
+-- True if the instance that a schedule's last tick has started still runs.
 CREATE FUNCTION is_running(s schedules) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT EXISTS (
         SELECT FROM instances i WHERE i.instance_id = s.running AND i.status IN ('pending', 'running', 'suspended'))
 $$;
 
--- Seconds until a schedule is due, 0 or less if one is, or a queued tick may start; NULL: none will be.
+-- Seconds until a schedule is due, 0 or less if one is, or a queued tick may start; NULL: no schedule is active.
 -- In the order of the indexes, which the planner uses then without statistics too.
 CREATE FUNCTION next_schedule() RETURNS float8 LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(

@@ -1,4 +1,4 @@
-"""Schedules on SQLite: writing, reading, and which of them are due."""
+"""Schedules on SQLite: writing, reading, and finding those that are due."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def get_due(tx: Tx, limit: int) -> DueSchedules:
 
 
 def remove_ended(tx: Tx, keep: Retention) -> tuple[int, bool]:
-    """Remove schedules of clients that ended so long ago as instances are kept."""
+    """Remove clients' schedules that ended longer ago than instances are kept."""
     if keep.instances is not None:
         tx.run(SQL["remove_ended"], {"before": tx.now - keep.instances, "limit": PRUNE_WINDOW})
     return 0, False

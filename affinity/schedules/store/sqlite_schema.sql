@@ -1,6 +1,6 @@
 -- Schedules. spec: JSON that the provider does not read. app, code: the version of the code that declares it; NULL: a client
 -- created it. revision: the fence of each write. running: the instance that the last tick has started; queued: a tick that
--- waits for its end; queued_until: the ticks behind it up to then wait too, each for the end of the one before.
+-- waits for its end; queued_until: the later ticks up to then wait too, each for the end of the tick before.
 CREATE TABLE schedules (
     name       TEXT PRIMARY KEY,
     generation TEXT NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE schedules (
     running    TEXT,
     queued     REAL,
     queued_until REAL,
-    retry_at   REAL, -- what was due could not be fired, and is not due before
+    retry_at   REAL, -- a due tick could not be fired, and is not due before this time
     skipped    INTEGER NOT NULL,
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL
