@@ -7,7 +7,7 @@ wrong:
 * Journals. An entry gets its number under the lock of the journal's row. An entry, its message, the answer of a request
   and the creation of journal and instance are one transaction. A wake's entries pass only if the watermark is still the
   one that it read. A journal goes with the record of its session.
-* Hints with a call. ``append_journal`` sends hints after its transaction; a failed hint is no error.
+* Hints with a call. ``append_journal`` sends hints after its transaction, and ignores the failure of a hint.
 * Streams. ``read_journal`` reads entries and parts in one snapshot. A paused worker's late part is not shown. Parts
   need not survive a crash.
 """
@@ -42,7 +42,7 @@ from affinity.provider.parts import check_part, missing_verbs
 
 
 class JournalProvider(ProviderConnection, Protocol):
-    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit what a wake adds, as a
+    """The journals of a provider. `WorkerProvider.commit_turn` and ``ack_work_item`` commit the entries of a wake, as a
     `JournalWrite` among their parts. `NewWorkItem.parked` items are wakes: an input of the journal with the instance's
     id queues them.
 
@@ -50,11 +50,11 @@ class JournalProvider(ProviderConnection, Protocol):
     session. `WorkerProvider.sweep` removes, by the bounds in `Retention.guests`:
 
     - ``age``, ``entries`` and ``size``, see `JournalRetention`: entries, as `prune_journals`.
-    - ``resting``: journals that have been at rest for so many seconds, with the instances of the same ids and their
-      children, and the records; what forks continue stays, as for `delete_journal`. A journal is *at rest* while it has
-      no request, no revisit, no delegation, no child that is left and no input that waits; nothing is delegated to it;
-      its instance has ended, and not failed, or has no message and no work item, and no child that runs; and no worker
-      holds its session. What has to stay is looked at again with the next round, see `rounds`.
+    - ``resting``: journals that have been at rest for this many seconds, with the instances of the same ids and their
+      children, and the records; entries that forks continue stay, see `delete_journal`. A journal is *at rest* while
+      it has no request, no revisit, no delegation, no child that is left and no input that waits; nothing is delegated
+      to it; its instance has ended, and not failed, or has no message and no work item, and no child that runs; and no
+      worker holds its session. The next round looks again at the journals that had to stay, see `rounds`.
     """
 
     async def append_journal(
@@ -73,18 +73,18 @@ class JournalProvider(ProviderConnection, Protocol):
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[PendingWork | None]:
-        """The work for the next wake of each session; None: it has no journal. Reads only.
+        """Return the work for the next wake of each session; None: it has no journal. Reads only.
 
-        At most ``limit`` inputs each. Once the inputs of the call have ``max_bytes``, no more are read; but one input
-        of each session is always read. With ``limit`` 0, for the requests and revisits alone, none is, and
-        `PendingWork.more` says nothing.
+        At most ``limit`` inputs are read for each session. Once the inputs of the call have ``max_bytes``, no more are
+        read; but one input of each session is always read. With ``limit`` 0, only requests and revisits are read, and
+        `PendingWork.more` has no meaning.
         """
         ...
 
     async def read_journal(
         self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[JournalPage | None]:
-        """A page of each journal; None: the session has none. Reads only, by an index for each condition, in one
+        """Return a page of each journal; None: the session has none. Reads only, by an index per condition, in one
         snapshot: an entry that replaces parts of a stream is not seen together with them.
 
         Once the entries of the call have ``max_bytes``, no more are read. At least one entry is read; later pages may
@@ -95,8 +95,8 @@ class JournalProvider(ProviderConnection, Protocol):
     async def get_wakes(
         self, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
     ) -> Sequence[JournalWake]:
-        """The ended wakes of a journal whose last entry is behind ``after``, in order; also of the journals that it
-        continues. Empty: there is none, or no journal. Reads only, by the key.
+        """Return the ended wakes of a journal whose last entry is behind ``after``, in order; also those of the
+        journals that it continues. Empty without such wakes, or without a journal. Reads only, by the key.
         """
         ...
 
@@ -122,12 +122,12 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
-        """One page, newest first; the cursor of the next is the last row's (created_at, session_id)."""
+        """Return one page, newest first; the cursor of the next page is the last row's (created_at, session_id)."""
         ...
 
     async def list_requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
-        """One page of the requests that wait for an answer, over all journals, oldest first. Reads only, by an index of
-        the requests: no other journal is read.
+        """Return one page of the requests that wait for an answer, over all journals, oldest first. Reads only, by an
+        index of the requests: no other journal is read.
 
         At most `limits.MAX_PAGE` pending requests are looked at, so that a page may have fewer than ``limit``, or none,
         and others follow.
@@ -141,8 +141,8 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
-        """The journal and its ancestors, nearest first, each once; empty: there is none. A deleted one is among them as
-        long as another names it.
+        """Return the journal and its ancestors, nearest first, each once; empty without a journal. A deleted ancestor
+        is among them as long as another journal names it.
         """
         ...
 
@@ -153,9 +153,9 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def delete_journal(self, session_ids: Sequence[str]) -> Sequence[bool]:
-        """Remove journals with their entries, wakes, requests, revisits, delegations and streams, without entries that
-        a fork continues. Delegations to them from other journals end. False: there is none. The instances stay: delete
-        them first.
+        """Remove journals with their entries, wakes, requests, revisits, delegations and streams, except entries that a
+        fork continues. Delegations to them from other journals end. False: the session has no journal. The instances
+        stay: delete them first.
         """
         ...
 
@@ -168,14 +168,14 @@ class JournalProvider(ProviderConnection, Protocol):
         dry_run: bool = False,
         everything: bool = False,
     ) -> JournalPruning:
-        """One step through the journals that are over a bound, in the order of their ids, behind ``after``.
+        """Prune one step of the journals that are over a bound, in the order of their ids, behind ``after``.
 
         A step ends after `limits.PRUNE_STEP_SECONDS`, `limits.PRUNE_WINDOW` of these journals, or ``limit`` of their
         entries; an index finds them. A journal that another call is changing may be left out.
 
-        A journal of which nothing can be removed goes behind: it is left out for a minute, and each time it is found so
-        again for twice as long, up to an hour. With ``everything`` it is not left out. When a fork is pruned, what it
-        continues is looked at again with the next round. With ``dry_run`` nothing changes, nothing is left out, and
+        A journal of which nothing can be removed is put off: it is left out for a minute, then for twice as long each
+        time, up to an hour. With ``everything`` it is not left out. When a fork is pruned, the next round looks again
+        at the journal that it continues. With ``dry_run`` nothing changes, nothing is left out, and
         ``limit`` does not count.
         """
         ...
@@ -192,5 +192,5 @@ def journals_of(provider: ProviderConnection) -> JournalProvider:
 
 
 def keeps_journals(provider: ProviderConnection) -> bool:
-    """Whether the provider keeps journals."""
+    """Return whether the provider keeps journals."""
     return not missing_verbs(provider, JournalProvider)

@@ -15,7 +15,7 @@ from affinity.records import labels_of
 def to_lineage(
     rows: Iterable[Sequence[Any]], session_id: str, instant: Callable[[Any], datetime]
 ) -> list[JournalLineage]:
-    """A journal and its ancestors, level by level, parents in their order, each once and at its least
+    """Return a journal and its ancestors, level by level, parents in their order, each once and at its least
     distance.
 
     Args:
@@ -24,8 +24,8 @@ def to_lineage(
         session_id: of the journal.
         instant: converts a time.
     """
-    by_id = {each.journal_id: each for each in (_to_lineage(row, instant) for row in rows)}
-    level = [each.journal_id for each in by_id.values() if each.session_id == session_id]
+    by_id = {journal.journal_id: journal for journal in (_to_lineage(row, instant) for row in rows)}
+    level = [journal.journal_id for journal in by_id.values() if journal.session_id == session_id]
     ordered: dict[int, JournalLineage] = {}
     distance = 0
     while level:

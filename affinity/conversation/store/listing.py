@@ -42,14 +42,14 @@ async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, tim
 
 
 def part_of(where: RequestFilter) -> LiteralString:
-    """The part of the statement that finds the requests to look at."""
+    """Return the part of the statement that finds the requests to look at."""
     if where.below is not None:
         return "below"
     return "all" if where.session_ids is None else "some"
 
 
 def request_window(where: RequestFilter, limit: int) -> int:
-    """How many requests a statement looks at: as many as a page has, or more if not all of them fit."""
+    """Return the number of requests that a statement looks at: a page, or more if not all of them fit the filter."""
     is_filtered = where.kinds or where.owner is not None or where.labels or where.prefix or where.below
     return REQUEST_WINDOW if is_filtered else min(limit, REQUEST_WINDOW)
 
@@ -57,7 +57,7 @@ def request_window(where: RequestFilter, limit: int) -> int:
 def to_request_page(
     rows: Sequence[Sequence[Any]], where: RequestFilter, window: int, limit: int, time: Time
 ) -> OpenRequestPage:
-    """A page of requests from the rows of a statement that has looked at ``window`` of them at most.
+    """Return a page of requests from the rows of a statement that has looked at ``window`` of them at most.
 
     There is a row for each request that passes the filter, and for the last request of the window. A row begins with
     the place of its request, from 1, and with whether it passes; the columns of `to_request` follow.

@@ -23,17 +23,17 @@ ReadJournal: TypeAlias = Callable[[Sequence[JournalQuery]], Awaitable[Sequence[J
 async def refuse_other_events(
     read: ReadJournal, appends: Sequence[JournalAppend], done: Sequence[Appended]
 ) -> list[Appended]:
-    """The outcomes of appends, where ``repeated`` becomes ``other_event`` if the entry is another event. Reads these
-    entries, and nothing where none is repeated.
+    """Return the outcomes of appends, where ``repeated`` becomes ``other_event`` if the entry is another event. Reads
+    these entries, and nothing without a repeated append.
     """
     found = [*done]
-    left = {n for n, one in enumerate(done) if one.outcome == "repeated"}
+    left = {n for n, appended in enumerate(done) if appended.outcome == "repeated"}
     while left:
         asked = sorted(left)
         queries = [
-            JournalQuery(session_id=one.session_id, event_id=one.entry.event_id, limit=1)
-            for one in (appends[n] for n in asked)
-            if one.entry is not None
+            JournalQuery(session_id=append.session_id, event_id=append.entry.event_id, limit=1)
+            for append in (appends[n] for n in asked)
+            if append.entry is not None
         ]
         for n, page in zip(asked, await read(queries), strict=True):
             if page is not None and not page.entries and page.more:

@@ -1,11 +1,11 @@
 -- Journals of sessions: see affinity/conversation/journal.py.
 
 -- session_id: NULL when it was deleted, and forks continue it. base_id, base_seq: the journal that it continues, after that
--- number. first_seq: the first entry that is kept; greater than last_seq if there is none. size: bytes of the payloads of its
+-- number. first_seq: the first entry that is kept; greater than last_seq without entries. size: bytes of the payloads of its
 -- own entries. ended_wake, ended_attempt: the last attempt that has committed or was retracted; late parts of its stream are
 -- ignored. dropped: the last entry that has dropped requests and revisits. home: the session on whose lease the wakes run;
 -- NULL: its own. lineage, operator, extras: how it was made from others (`JournalCreation`). title, owner, labels: its
--- `Description`. used: what entries have used that were removed, by writer, the number of these entries with a usage, and its
+-- `Description`. used: the usage of removed entries by writer, the number of these entries with a usage, and its
 -- sum by name: {"WRITER": [3, {"tokens": 30}]}. A writer is the beginning that the ids of the wakes of one instance share.
 CREATE TABLE journals (
     journal_id    INTEGER PRIMARY KEY,

@@ -3,13 +3,13 @@
 Files with the same name do the same in `affinity.conversation.store.sqlite`.
 The SQL of each is in the ``.sql`` file beside it:
 
-    journals            append, what a wake has to do, read
-    commits             what a commit or an ack adds
+    journals            appends, pending work of wakes, reads
+    commits             the parts of commits and acks
     lineage             journals that are made from others, and their ancestors
     streams             provisional parts
     admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
-    retention           what a sweep removes because it is old
+    retention           the removal of entries and journals by sweeps
 
 Files that only this engine has:
 
@@ -52,7 +52,7 @@ PART: Final = PostgresPart(
             client=READ,
             worker=CHANGE,
         ),
-        # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
+        # Functions for the writes of clients. Each runs with the owner's rights, and checks its arguments.
         Rights(
             "FUNCTION",
             "client_append_input client_append_journals client_create_journal describe_journal",
@@ -60,7 +60,7 @@ PART: Final = PostgresPart(
             worker=RUN,
             reader="",
         ),
-        # What a client reads with.
+        # Functions for the reads of clients.
         Rights(
             "FUNCTION",
             "find_entries find_inherited_reply is_inherited_input journal_segments",
@@ -74,7 +74,7 @@ PART: Final = PostgresPart(
             " park_items prune_all_journals prune_journals remove_resting start_journals unpark_items write_journals",
             worker=RUN,
         ),
-        # The owner's alone. Triggers run for each role that changes the row.
+        # Functions for the owner alone. Triggers run for each role that changes the row.
         Rights(
             "FUNCTION",
             "check_client_description check_client_entry delete_journal_of_record end_delegations is_dead_letter"

@@ -63,7 +63,7 @@ async def delete_journal(db: Database, session_ids: Sequence[str]) -> Sequence[b
     outcomes: list[bool] = []
     for session_id in session_ids:
         outcomes.append(session_id in left)
-        left.discard(session_id)  # named twice, there is none the second time
+        left.discard(session_id)  # a session that is named twice has no journal the second time
     return outcomes
 
 
@@ -76,7 +76,7 @@ async def prune_journals(
     dry_run: bool = False,
     everything: bool = False,
 ) -> JournalPruning:
-    """For a bound on entries or bytes, an index finds the journals near the bound; the statement checks them."""
+    """Prune a step. An index finds the journals near a bound on entries or bytes; the statement checks them."""
     if retention == JournalRetention():
         return JournalPruning(entries=0, after=None)
     params = {

@@ -1,4 +1,4 @@
-"""What wakes add to their journals, as calls of functions of the schema in the commit of a turn, or of acks."""
+"""The writes of wakes to their journals, as calls of functions of the schema in the commit of a turn, or of acks."""
 
 from __future__ import annotations
 
@@ -232,7 +232,11 @@ def _write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) ->
     if any(_is_rare(write) for write in writes):
         params["rare"] = json.dumps(_rare(writes), ensure_ascii=False)
     sent = {
-        one.session_id for write in writes for append in write.appends for one in (append, append.if_refused) if one
+        sent_to.session_id
+        for write in writes
+        for append in write.appends
+        for sent_to in (append, append.if_refused)
+        if sent_to
     }
     if sent or not {write.session_id for write in writes}.issuperset(also):
         params["also"] = Texts(sent.union(also))

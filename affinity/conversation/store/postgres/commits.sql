@@ -8,7 +8,7 @@ WHERE j.processed IS DISTINCT FROM w.base
 
 -- ack_tables: the journals that the parts of acks write; `fenced` has those whose writes pass
 ), reserved AS MATERIALIZED (
-    -- What the wakes append to, too: all journals of a statement are locked in one order.
+    -- Includes the journals that the wakes append to: all journals of a statement are locked in one order.
     SELECT j.session_id FROM journals j
     WHERE j.session_id = ANY (%(write_session)s || %(write_also)s) AND (SELECT count(*) FROM record) >= 0
     ORDER BY j.session_id FOR NO KEY UPDATE

@@ -1,4 +1,4 @@
-"""Journals: appending inputs, what a wake has to do, and reading entries."""
+"""Journals: appending inputs, finding the pending work of wakes, and reading entries."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ _OF_WAKES: Final = frozenset({"wake", "answer_wake", "sender", "start_parent"})
 
 
 def _has_more(appends: Sequence[JournalAppend]) -> bool:
-    """Whether an append has an argument that is not for clients."""
+    """Return whether an append has an argument that is not for clients."""
     wakes = [append.entry.wake_id for append in appends if append.entry is not None]
     wakes += [append.answers.wake_id for append in appends if append.answers is not None]
     wakes += [append.start.parent for append in appends if append.start is not None]
@@ -346,7 +346,7 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         epoch=head.epoch or 0,
         has_record=head.has_record,
         steps=[Step(*step) for step in json.loads(head.steps)] if head.steps else [],
-        delegations=[OpenDelegation(*one) for one in json.loads(head.delegations)] if head.delegations else [],
+        delegations=[OpenDelegation(*row) for row in json.loads(head.delegations)] if head.delegations else [],
     )
 
 

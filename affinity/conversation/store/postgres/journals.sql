@@ -15,7 +15,7 @@ SELECT 1, 'appended' FROM result WHERE outcome IS NULL
 SELECT outcome, seq, journal, false, unparked, holder
 FROM client_append_input(%(session)s, %(kind)s, %(entry_kind)s, %(entry)s, %(event)s, %(message)s, %(unread_limit)s)
 
--- pending: what the next wake of each session has to do; a row for each input, or one
+-- pending: the work for the next wake of each session; a row for each input, or one row without inputs
 SELECT p.n, p.journal_id, p.kind, p.processed, p.last_seq, p.closed, p.parent, p.found,
     CASE WHEN p.place = 1 THEN (
         SELECT json_agg(json_build_array(r.request_id, r.kind, r.payload, r.wake_id, r.created_at, r.expires_at,

@@ -366,7 +366,7 @@ BEGIN
         outcome := 'over_quota';
         RETURN;
     END IF;
-    -- In one snapshot: an answer is among the entries, or its request is pending; and the state is the one of these entries.
+    -- In one snapshot: an answer is among the entries, or its request is pending; and the state belongs to these entries.
     SELECT j.*, ARRAY (SELECT r FROM journal_requests r WHERE r.journal_id = _base) AS requests, s AS kept,
         ARRAY (SELECT t FROM journal_steps t WHERE t.journal_id = _base AND (_creation ->> 'copies_state')::boolean
                AND (_creation ->> 'of_wake')::boolean IS NOT TRUE AND _creation ->> 'state' IS NULL) AS steps
@@ -514,7 +514,7 @@ CREATE FUNCTION start_journals(
     _answer text[], _only bigint[]
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
 DECLARE
-    of_wakes bigint[]; -- places of elements that need an instance: no quota refuses what a wake starts
+    of_wakes bigint[]; -- places of elements that need an instance: no quota applies to the starts of wakes
     missing bigint[];  -- the same of clients
     wanted bigint[];   -- places of elements that need a journal
     refused boolean;
@@ -978,8 +978,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- What entries of a journal behind _low have used, up to _upto, is added to what it keeps of removed entries. A payload that
--- the database cannot read stops no retention.
+-- Adds the usage of a journal's entries behind _low, up to _upto, to the usage that it keeps of removed entries. A payload
+-- that the database cannot read does not stop retention.
 CREATE FUNCTION keep_usage(_journal bigint, _low bigint, _upto bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     entry record;
@@ -1027,14 +1027,14 @@ BEGIN
     WHERE c.journal_id = _journal AND added.used IS NOT NULL;
 END $$;
 
--- Removes what these journals need not keep, _room entries at most: of one after the other, until the next does not fit. A
--- journal of which nothing can be removed goes behind, each time for longer. `upto`: the last that is done with. With _dry,
--- what would be removed is counted.
+-- Removes entries that these journals need not keep, _room at most: of one journal after the other, until the next does not
+-- fit. A journal of which nothing can be removed is put off, each time for longer. `upto`: the last journal that is finished.
+-- With _dry, only counts the entries to remove.
 CREATE FUNCTION cut_journals(
     _ids bigint[], _cutoff timestamptz, _entries bigint, _size bigint, _room bigint, _dry boolean,
     OUT removed bigint, OUT upto bigint
 ) LANGUAGE plpgsql
--- A plan costs more than what it does for ten journals.
+-- Planning costs more than the work for ten journals.
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     mine bigint[] := _ids;

@@ -1,4 +1,4 @@
--- What a client may write to journals, by functions that check all that they are given: see
+-- The writes of clients to journals, by functions that check their arguments: see
 -- affinity/provider/postgres/schema/12_clients.sql.
 
 -- Refuses a description but a title, an owner and labels (`check_description`).

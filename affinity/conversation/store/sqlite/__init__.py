@@ -3,13 +3,13 @@
 Files with the same name do the same in `affinity.conversation.store.postgres`.
 The SQL of each is in the ``.sql`` file beside it:
 
-    journals            append, what a wake has to do, read
-    commits             what a commit or an ack adds
+    journals            appends, pending work of wakes, reads
+    commits             the parts of commits and acks
     lineage             journals that are made from others, and their ancestors
     streams             provisional parts
     admin               listing, descriptions, deletion, pruning
     requests            requests that wait for an answer, of all journals
-    retention           what a sweep removes because it is old
+    retention           the removal of entries and journals by sweeps
 
 Files that only this engine has:
 

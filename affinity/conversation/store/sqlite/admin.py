@@ -178,7 +178,7 @@ def _find_over(tx: Tx, retention: JournalRetention, after: int, look: float) -> 
 
 
 def _is_indexed(retention: JournalRetention) -> bool:
-    """Whether all journals over these bounds are in the indexes."""
+    """Return whether all journals over these bounds are in the indexes."""
     return (retention.entries is None or retention.entries >= INDEXED_ENTRIES) and (
         retention.size is None or retention.size >= INDEXED_BYTES
     )
@@ -226,12 +226,12 @@ class _Bounds(NamedTuple):
     base_seq: int
     last_seq: int
     size: int
-    is_old: bool  # the journal, and so what it continues
+    is_old: bool  # the journal, and so the entries that it continues
     keep: int  # the first entry that must stay
 
 
 def _cut(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> int:
-    """Remove the first entries of a journal, up to ``room``; their number."""
+    """Remove the first entries of a journal, up to ``room``; return their number."""
     first_seq, size = _find_end(tx, at, retention, room)
     _keep_usage(tx, at, first_seq)
     moved = {"journal_id": at.journal_id, "first_seq": first_seq, "size": at.size - size, "now": tx.now}
@@ -269,7 +269,7 @@ def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tu
 
 
 def _oldest(tx: Tx, at: _Bounds, end: int, retention: JournalRetention) -> list[tuple[bool, int]]:
-    """For each entry up to ``end``: whether it is too old, and its bytes.
+    """Return for each entry up to ``end`` whether it is too old, and its bytes.
 
     Entries of the journal that it continues are as old as the journal itself, and have no bytes.
     """

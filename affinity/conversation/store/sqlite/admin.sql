@@ -113,7 +113,7 @@ DELETE FROM journals WHERE journal_id = :journal_id;
 -- remove_parents: where it came from
 DELETE FROM journal_parents WHERE journal_id = :journal_id;
 
--- trim: remove the entries of a journal behind the ones that others continue; all, if none does
+-- trim: remove the entries of a journal behind the last entry that other journals continue; all, if none does
 DELETE FROM journal_entries WHERE journal_id = :journal_id AND seq > coalesce((
     SELECT max(f.base_seq) FROM journals AS f WHERE f.base_id = :journal_id AND f.first_seq <= f.base_seq), 0);
 

@@ -1,4 +1,4 @@
-"""What wakes add to their journals, as parts of a commit."""
+"""The writes of wakes to their journals, as parts of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- busy: of some instances, the ones whose journal has inputs behind its watermark, of its own or inherited; or that have none
+-- busy: those of some instances whose journal has inputs behind its watermark, its own or inherited; or that have no journal
 SELECT json_group_array(a.value)
 FROM json_each(:instance_ids) AS a
 LEFT JOIN journals AS j ON j.session_id = a.value
@@ -37,7 +37,7 @@ FROM json_each(:rows)
 WHERE true
 ON CONFLICT (journal_id, request_id) DO NOTHING;
 
--- steps: steps, each in place of the one of its wake and key
+-- steps: steps, each in place of an earlier step of its wake and key
 INSERT INTO journal_steps (journal_id, wake_id, key, arguments, result)
 SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4
 FROM json_each(:rows)

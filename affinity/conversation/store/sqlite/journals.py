@@ -1,4 +1,4 @@
-"""Journals: appending inputs, what a wake has to do, and reading entries."""
+"""Journals: appending inputs, finding the pending work of wakes, and reading entries."""
 
 from __future__ import annotations
 
@@ -218,12 +218,12 @@ class _AppendBatch:
         return outcome
 
     def _unparks(self, one: JournalAppend) -> bool:
-        """Whether it is to queue a parked work item."""
+        """Return whether an append has to queue a parked work item."""
         is_input = one.entry is not None and one.entry.is_input
         return is_input and one.message is not None and one.session_id in self._parked
 
     def _unpark(self, session_id: str) -> str | None:
-        """Queue the item of an instance; the worker that is to fetch it."""
+        """Queue the item of an instance; return the worker that is to fetch it."""
         item_session = self._parked.pop(session_id)
         lease = None if item_session is None else self._leases.get(item_session)
         self._unparked[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
@@ -294,7 +294,7 @@ class _Room:
             self._instances = tx.value(quotas.SQL["counted"])
 
     def find_refusal(self, one: JournalAppend, *, is_new: bool, is_sent: bool) -> AppendOutcome | None:
-        """Why there is no room; None: there is, and the append is counted. ``is_sent``: its message is sent."""
+        """Return why an append has no room; None: it has, and is counted. ``is_sent``: its message is sent."""
         unread = self._unread.get(one.session_id, 0)
         size = self._sizes.get(one.session_id, 0)
         start = one.start.start if one.start is not None and is_new else None
@@ -316,7 +316,7 @@ class _Room:
         return None
 
 
-# -- what a wake has to do
+# -- pending work of wakes
 
 
 def get_pending(
@@ -469,7 +469,7 @@ def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple
 
 
 def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
-    """Where the entries are that the query asks for, in its order: one more than its limit, if there are so many."""
+    """Return the places of the entries of a query, in its order: one more than its limit, if there are so many."""
     after = max(query.after, head.first_seq - 1, head.processed if query.pending else 0)
     before = head.last_seq + 1 if query.before is None else min(query.before, head.last_seq + 1)
     if before - after <= 1 or query.limit < 1:
@@ -541,13 +541,13 @@ def _find_wake(tx: Tx, head: Head, seq: int) -> JournalWake | None:
 
 
 def _is_input(tx: Tx, head: Head, seq: int) -> bool:
-    """Whether an entry is an input, as far as it is there."""
+    """Return whether an entry is an input, as far as it is there."""
     places = _find(tx, head, JournalQuery(session_id=head.session_id, after=seq - 1, before=seq + 1))
     return all(tx.value(SQL["is_input"], place) for place in places)
 
 
 def _reply_query(query: JournalQuery, seq: int, wake: JournalWake | None) -> JournalQuery:
-    """The entries of a wake, if it has processed this input."""
+    """Return the query for the entries of a wake, if it has processed this input."""
     found = JournalQuery(session_id=query.session_id, after=query.after, limit=0)
     if wake is None or wake.processed < seq:
         return found

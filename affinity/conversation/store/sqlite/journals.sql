@@ -99,7 +99,7 @@ SELECT json_group_array(seq) FROM (
     LIMIT :limit
 );
 
--- by_event: the one with an event id, if it is of some kinds
+-- by_event: the entry with an event id, if it is of some kinds
 SELECT json_group_array(seq) FROM (
     SELECT seq FROM journal_entries INDEXED BY journal_entries_by_event
     WHERE journal_id = :journal_id AND event_id = :event_id AND seq > :after AND seq < :before

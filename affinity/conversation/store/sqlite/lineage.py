@@ -45,7 +45,7 @@ def create(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]
 
 
 def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> None:
-    """As `create`; no quota refuses what a wake creates.
+    """Create journals for wakes, as `create` does, but without quotas.
 
     Raises:
         Contention: something else of the batch has taken an id, behind the fences: nothing of the batch may be applied.
@@ -58,7 +58,7 @@ def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> None:
 
 
 def fits(tx: Tx, write: JournalWrite) -> bool:
-    """Whether the lease of a journal's home passes the fence, and all creations of a write can be applied."""
+    """Return whether the lease of a journal's home passes the fence, and all creations of a write can be applied."""
     if write.home is not None and tx.value(SQL["has_moved"], write.home._asdict()):
         return False
     refusals = [find_refusal(tx, creation, of_wake=True) for creation in write.creations]
@@ -66,7 +66,7 @@ def fits(tx: Tx, write: JournalWrite) -> bool:
 
 
 def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult | None:
-    """The outcome of a creation that is not applied; None: it can be applied."""
+    """Return the outcome of a creation that is not applied; None: it can be applied."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": creation.session_id}):
         is_same = made == [creation.lineage, creation.operator, list(creation.parents)]
         return CreationResult("repeated" if is_same else "taken", journal_id, last_seq)
@@ -216,7 +216,7 @@ def _add_requests(tx: Tx, creation: JournalCreation) -> None:
 
 
 def _has_work(tx: Tx, session_id: str) -> bool:
-    """Whether inputs are pending, a request that expires, or a revisit."""
+    """Return whether inputs, a request that expires, or a revisit are pending."""
     (work,) = journals.get_pending(tx, [session_id], limit=1, max_bytes=1)
     if work is None:
         return False

@@ -1,4 +1,4 @@
-"""What a sweep removes of journals because it is old: entries that they need not keep, and journals at rest."""
+"""The rounds of a sweep that remove entries beyond the retention of journals, and journals at rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQL: Final = load_statements(__package__, "retention.sql")
 
 
 def rounds(access: Access, keep: Retention) -> Sequence[RoundKind]:
-    """Return the rounds of a sweep that removes what is older than this."""
+    """Return the rounds of a sweep with this retention."""
     kinds = []
     if (bounds := entry_bounds(keep)) != JournalRetention():
         kinds.append(RoundKind(ENTRIES, 0.0, partial(_prune, access, bounds)))

@@ -66,7 +66,7 @@ class Segment(NamedTuple):
 
 
 def read_segments(tx: Tx, head: Head) -> list[Segment]:
-    """Where the entries of a journal are, the newest first: its own, then in the journals that it continues."""
+    """Return the segments of a journal, the newest first: its own, then those of the journals that it continues."""
     if head.base_id is None:
         return [Segment(head.journal_id, 0, head.last_seq)]
     return [Segment(*row) for row in tx.gather(SQL["segments"], {"journal_id": head.journal_id})]

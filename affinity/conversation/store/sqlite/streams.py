@@ -49,7 +49,7 @@ class _Stream:
     ended_attempt: int
     wake_id: str | None  # of the parts
     attempt: int
-    lost: bool = False  # the database has lost the parts before the ones to add
+    lost: bool = False  # the database has lost parts before those to add
     replaced: bool = False  # the stored parts are of another wake or attempt, and are removed
     added: list[StreamPart] = field(default_factory=list)
 

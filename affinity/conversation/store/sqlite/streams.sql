@@ -9,7 +9,7 @@ SELECT json_group_array(json_array(number, payload)) FROM (
     ORDER BY number
 );
 
--- journals: some journals, if they exist: the wake and attempt that has ended, and the one that has parts
+-- journals: some journals, if they exist: the wake and attempt that has ended, and the attempt that has parts
 SELECT json_group_array(json_array(
     j.session_id, j.journal_id, j.ended_wake, j.ended_attempt,
     (SELECT s.wake_id FROM journal_streams AS s WHERE s.journal_id = j.journal_id
