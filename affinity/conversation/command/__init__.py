@@ -3,9 +3,9 @@
 ==========  ==============================================================
 group       the group
 opening     the handle of a conversation, of the kind that its journal has
-show        what a conversation is and what happened in it
+show        shows a conversation and its entries
 send        sends events to it
-lineage     where it comes from
+lineage     forks it, and shows its ancestors
 ==========  ==============================================================
 """
 

@@ -64,7 +64,7 @@ def event_of(text: str | None, document: Any) -> JournalEvent:
     """Return the event of a message, or of a JSON object with its ``kind``.
 
     Raises:
-        click.UsageError: both or neither are given, or the document is no event.
+        click.UsageError: both or neither are given, or the document is not an event.
     """
     if (text is None) == (document is None):
         raise click.UsageError("give the TEXT of a message, or --event, and not both")

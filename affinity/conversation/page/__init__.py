@@ -1,9 +1,9 @@
 """The pages of conversations in the console.
 
 ==========  ==============================================================
-reads       what each page shows
-actions     what the forms on them do
-live        what a wake says now, sent to browsers as it comes
+reads       the content of each page
+actions     the actions of their forms
+live        the running text of a wake, sent to browsers as it comes
 *.html      the templates
 ==========  ==============================================================
 """

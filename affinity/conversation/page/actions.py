@@ -1,4 +1,4 @@
-"""What the forms on the pages of conversations do."""
+"""The actions of the forms on the pages of conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from affinity.conversation.page.reads import handle_of
 from affinity.errors import InvalidInput, WaitTimeout, WakeFailed
 
 ASK_SECONDS: Final = 30.0
-"""The time that a form waits for the reply to what it asks."""
+"""The time that a form waits for the reply to its message."""
 
 
 async def _talk(client: ConversationCalls, form: Form) -> ConversationHandle:

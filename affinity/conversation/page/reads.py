@@ -65,7 +65,7 @@ class RequestRow:
     conversation_id: str
     request_id: str
     kind: str
-    answer: str  # what it takes: "permission", "result", or "application", which alone knows its kind
+    answer: str  # type of its answer: "permission", "result", or "application" if only the application knows its kind
     value: Payload
     created_at: datetime
     expires_at: datetime | None
@@ -90,7 +90,7 @@ class ForkRow:
     depth: int
     conversation_id: str | None  # None: it is deleted
     made: str  # "fork up to 17", or the like
-    info: ConversationInfo | None = None  # of what is no ancestor
+    info: ConversationInfo | None = None  # of conversations that are not ancestors
 
 
 def handle_of(client: ConversationCalls, conversation_id: str, kind: str) -> ConversationHandle:
@@ -127,7 +127,7 @@ def _usage_of(page: JournalPage | None) -> Mapping[str, int]:
 
 
 async def conversation(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """Return one conversation: what it waits for, transcript, running text, requests, wakes and relatives."""
+    """Return one conversation: its waits, transcript, running text, requests, wakes and relatives."""
     found = await client.get_conversation(required(query, "id"))
     talk = handle_of(client, found.conversation_id, found.kind)
     before = number(query, "before")
