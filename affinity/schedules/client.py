@@ -54,7 +54,7 @@ class Schedule:
 
     name: str
     generation: str  # in the ids of its instances; another one after it was deleted and created again
-    state: ScheduleState  # "undeclared": paused, since the newest version of the code declares it no more
+    state: ScheduleState  # "undeclared": paused, since the newest version of the code no longer declares it
     note: str | None  # why it is paused, or what its last tick has met
     target: str  # for people: name of the orchestration, or the event and its receiver
     timing: str  # for people
@@ -366,7 +366,7 @@ class Schedules:
         return written
 
     async def _change(self, name: str, change: Callable[[ScheduleRow, datetime], ScheduleRow]) -> Schedule:
-        """Write a change that may be made again from a later revision, as the schedule may fire meanwhile."""
+        """Write a change that may be made again from a later revision, as the schedule may fire in between."""
         for _ in range(CHANGES):
             row, now = await self._read(name), await self._now()
             changed = change(row, now)

@@ -33,7 +33,9 @@ def new_row(
 
 
 def with_spec(row: ScheduleRow, spec: ScheduleSpec, now: datetime) -> ScheduleRow:
-    """The row with another spec. Its next tick stays if the ticks do: it may be due; else it is behind ``now``."""
+    """Return the row with another spec. Its next tick, which may be due, stays if the ticks do; else it is
+    after ``now``.
+    """
     changed = replace(row, spec=spec.to_text())
     if row.paused is not None or (row.next_due is not None and spec.has_ticks_of(read_spec(row.spec))):
         return changed
@@ -41,12 +43,12 @@ def with_spec(row: ScheduleRow, spec: ScheduleSpec, now: datetime) -> ScheduleRo
 
 
 def tick_id(row: ScheduleRow, due: datetime) -> str:
-    """The id of the instance that a tick starts, or the key of the event that it sends."""
+    """Return the id of the instance that a tick starts, or the key of the event that it sends."""
     return f"{row.name}/{row.generation}@{format_due(due)}"
 
 
 def start_of_tick(spec: ScheduleSpec, instance_id: str, due: datetime, *, now: datetime | None = None) -> NewInstance:
-    """The instance that a tick starts. With ``now``, its start is delayed by its part of the jitter."""
+    """Return the instance that a tick starts. With ``now``, its start is delayed by its part of the jitter."""
     assert spec.orchestration is not None
     started = OrchestrationStarted(
         name=spec.orchestration, version=spec.version or "", input=spec.input_at(due), scheduled_for=due.timestamp()
@@ -62,7 +64,7 @@ def start_of_tick(spec: ScheduleSpec, instance_id: str, due: datetime, *, now: d
 
 
 def _delay(spec: ScheduleSpec, instance_id: str, due: datetime, now: datetime) -> float:
-    """The rest of the jitter of a tick: the same one wherever it is computed."""
+    """Return the rest of the jitter of a tick: the same wherever it is computed."""
     if not spec.jitter:
         return 0.0
     share = int.from_bytes(sha256(instance_id.encode()).digest()[:4]) / _SHARES
@@ -70,7 +72,7 @@ def _delay(spec: ScheduleSpec, instance_id: str, due: datetime, now: datetime) -
 
 
 def message_of_tick(spec: ScheduleSpec, key: str, due: datetime) -> NewMessage:
-    """The event that a tick sends; the key makes it one, however often it is sent."""
+    """Return the event that a tick sends; its key makes repeated sends one event."""
     assert spec.instance_id is not None
     assert spec.event is not None
     raised = EventRaised(name=spec.event, data=spec.input_at(due), key=key)
@@ -83,6 +85,6 @@ def message_of_tick(spec: ScheduleSpec, key: str, due: datetime) -> NewMessage:
 
 
 def cancellation(instance_id: str, name: str) -> NewMessage:
-    """The request to cancel the instance of the tick before."""
+    """Return the request to cancel the instance of the tick before."""
     request = CancelRequested(reason=f"the next tick of the schedule {name!r} is due")
     return NewMessage(instance_id=instance_id, payload=encode_message(ANY_EXECUTION, request))

@@ -11,7 +11,7 @@ from affinity.schedules.client import ScheduleCalls
 
 
 async def schedules(client: ScheduleCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """A page of the schedules, by name."""
+    """Return a page of the schedules, by name."""
     rows = await client.schedules.list(after=query.get("after"), limit=ROWS)
     reasons = await client.schedules.explain([row.name for row in rows])
     return {

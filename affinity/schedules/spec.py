@@ -249,7 +249,7 @@ def format_due(due: datetime) -> str:
 
 
 def ticks(spec: ScheduleSpec, after: datetime) -> Iterator[datetime]:
-    """The ticks behind a time, in order, as UTC."""
+    """Yield the ticks behind a time, in order, as UTC."""
     for due in _unbounded(spec, after.astimezone(UTC)):
         if spec.end is not None and due > spec.end:
             return
@@ -279,7 +279,7 @@ def _count_from(first: int) -> Iterator[int]:
 
 
 def _cron_ticks(cron: str, zone: ZoneInfo, after: datetime) -> Iterator[datetime]:
-    """The ticks of a cron line behind a time.
+    """Yield the ticks of a cron line behind a time.
 
     cronsim finds the times of a clock that is never put back or forward. The changes are handled here, since cronsim
     steps over them by whole hours and days.
@@ -294,7 +294,7 @@ def _cron_ticks(cron: str, zone: ZoneInfo, after: datetime) -> Iterator[datetime
 
 
 def _all_instants(found: Iterable[tuple[datetime, datetime]]) -> Iterator[datetime]:
-    """The instants in order, without those of times that a gap leaves out."""
+    """Yield the instants in order, without those of times that a gap leaves out."""
     repeated: list[datetime] = []  # second instants, which come behind all first ones of the repeated time
     for first, second in found:
         if repeated and repeated[-1] <= first:
@@ -328,8 +328,8 @@ def _clock_before(after: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _instants(clock: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
-    """The first and the last instant at which the clock shows this time, or the end of the gap that leaves it out; in
-    the gap the second one comes before the first.
+    """Return the first and the last instant at which the clock shows this time, or the end of the gap that leaves
+    it out; in the gap the second one comes before the first.
     """
     first = clock.replace(tzinfo=zone).astimezone(UTC)
     second = clock.replace(tzinfo=zone, fold=1).astimezone(UTC)

@@ -102,7 +102,7 @@ class Firing:
             self._fire(first)
 
     def _within_window(self, first: datetime) -> datetime | None:
-        """The first tick from this one on that is not too old to be fired; it may be a coming one. None: none is."""
+        """Return the first tick from this one on that is not too old to be fired, or None; it may be in the future."""
         window = LATEST_SECONDS if self.spec.catch_up is None else self.spec.catch_up
         earliest = self.now - timedelta(seconds=window)
         if first >= earliest:
@@ -111,7 +111,7 @@ class Firing:
         return next_tick(self.spec, earliest - _EARLIER)
 
     def _take_due(self, was_idle: bool) -> Sequence[datetime]:
-        """The ticks to fire now; the row has the due time behind them, and those that wait."""
+        """Return the ticks to fire now; the row has the due time behind them, and those that wait."""
         if self.row.next_due is None or self.row.next_due > self.now:
             return []
         first = self._within_window(self.row.next_due)
@@ -245,7 +245,7 @@ class ScheduleLoops(GuestPart):
                 )
 
     def _planned(self, row: ScheduleRow, now: datetime, late: list[ScheduleRow]) -> Firing | None:
-        """The firing of a schedule. None: it is of later code, or its zone is unknown here; then it is added to
+        """Return the firing of a schedule. None: it is of later code, or its zone is unknown here; then it is added to
         ``late``.
         """
         try:
@@ -257,7 +257,7 @@ class ScheduleLoops(GuestPart):
         return firing
 
     def _put_off(self, row: ScheduleRow, now: datetime, error: Exception) -> ScheduleRow:
-        """The row of a schedule that cannot be fired now: it goes behind others that are due, each time for longer."""
+        """Return the row of a schedule that cannot be fired now: it is put off, each time for longer."""
         if row.name not in self._late:
             logger.warning("schedule %s: its tick is late: %s", row.name, error)
         self._late.add(row.name)
@@ -361,7 +361,7 @@ class ScheduleLoops(GuestPart):
         for start in range(0, len(writes), SCHEDULE_STEP):
             batch = [ScheduleWrite(row=row) for row in writes[start : start + SCHEDULE_STEP]]
             written = await self._health.call(partial(self._store.write_schedules, batch), self.declare)
-            if not all(written):  # one has fired meanwhile, or another worker declares it
+            if not all(written):  # a schedule has just fired, or another worker declares it
                 return await self.declare_now()
         self._is_first = False
         if writes:
@@ -371,7 +371,7 @@ class ScheduleLoops(GuestPart):
     def _declared(
         self, name: str, spec: ScheduleSpec, row: ScheduleRow | None, other: ScheduleRow | None, now: datetime
     ) -> ScheduleRow | None:
-        """The write for a schedule that this code declares; None: nothing to write."""
+        """Return the write for a schedule that this code declares; None: nothing to write."""
         if other is not None:
             if self._is_first:
                 owner = "a client" if other.app is None else f"the app {other.app!r}"
@@ -403,7 +403,7 @@ class ScheduleLoops(GuestPart):
 
 
 def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
-    """The newest version of an app's code that live workers run; None: none runs it."""
+    """Return the newest version of an app's code that live workers run; None if no worker runs it."""
     alive = [worker for worker in workers if worker.alive and worker.labels.get("app") == app]
     newest = max(alive, key=lambda each: (each.code_since, each.code_version), default=None)
     return None if newest is None else newest.code_version

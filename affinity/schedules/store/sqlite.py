@@ -31,7 +31,7 @@ def write(tx: Tx, writes: Sequence[ScheduleWrite]) -> list[bool]:
 
 
 def _expected(row: ScheduleRow) -> tuple[str, int] | None:
-    """The schedule's row, if it may be written."""
+    """Return the schedule's row, if it may be written."""
     return (row.generation, row.revision) if row.revision else None
 
 
