@@ -25,7 +25,7 @@ looked at. A row begins with the place of its journal, from 1; the columns of `t
 
 
 async def list_portions(read: ReadPortion, where: JournalFilter, limit: int, time: Time) -> list[JournalInfo]:
-    """A page of journals. For conditions without an index, `limits.MAX_PAGE` journals are looked at in each call."""
+    """Return a page of journals. For conditions without an index, each call looks at `limits.MAX_PAGE` journals."""
     limit = min(limit, MAX_PAGE)
     window = MAX_PAGE if where.looks else limit
     found: list[JournalInfo] = []

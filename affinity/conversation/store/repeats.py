@@ -40,7 +40,7 @@ async def refuse_other_events(
                 continue  # the pages before it have taken all the bytes of the call
             left.remove(n)
             if page is None or page.journal_id != found[n].journal_id:
-                continue  # it was deleted meanwhile
+                continue  # it has been deleted
             new = appends[n].entry
             if any(new is not None and not _is_same(entry, new) for entry in page.entries):
                 found[n] = found[n]._replace(outcome="other_event")

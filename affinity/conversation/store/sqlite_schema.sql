@@ -32,7 +32,7 @@ CREATE TABLE journals (
     ended_attempt INTEGER,
     used          TEXT NOT NULL DEFAULT '{}',
     oldest_at     REAL NOT NULL, -- no entry of its own is older
-    kept_until    REAL, -- retention has found nothing that it may remove, so many times in a row, and looks again then
+    kept_until    REAL, -- retention found nothing to remove, `kept_looks` times in a row, and looks again at this time
     kept_looks    INTEGER NOT NULL DEFAULT 0,
     created_at    REAL NOT NULL,
     updated_at    REAL NOT NULL

@@ -46,7 +46,7 @@ _NO_SESSIONS: Final = Texts([])
 
 
 def lone_call(turn: Turn) -> LoneCall | None:
-    """The call of ``commit_wake`` for the turn of a wake; None for a turn of another kind."""
+    """Return the call of ``commit_wake`` for the turn of a wake; None for a turn of another kind."""
     (write,) = journal_writes(turn.parts)
     if len(turn.states) > 1 or any(state.base_version == 0 for state in turn.states):
         return None
@@ -88,7 +88,7 @@ def commit_calls(parts: Sequence[CommitPart], parking: Parking) -> CommitCalls:
 
 
 def ack_calls(parts: Sequence[tuple[int, CommitPart]]) -> AckCalls:
-    """The same for the statement of the acks; some of them may not pass."""
+    """Return the calls for the statement of the acks; some of them may not pass."""
     numbers = {part.session_id: number for number, part in parts}
     writes = sorted(journal_writes(part for _, part in parts), key=_BY_KEY)
     write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
@@ -171,7 +171,7 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 
 def _plain_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
-    """Its values among the arguments of ``commit_wake``; None for a write that does more than that function."""
+    """Return the values of a write among the arguments of ``commit_wake``; None for a write that does more."""
     if write.end is None or write.creations or write.home or write.appends or write.starts or _is_rare(write):
         return None
     for entry in write.entries:
@@ -197,7 +197,7 @@ def _plain_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
 
 
 def _write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) -> Params:
-    """The parameters of ``write_journals`` that this batch needs."""
+    """Return the parameters of ``write_journals`` that this batch needs."""
     entries = [entry for write in writes for entry in write.entries]
     params: dict[str, Any] = {
         **_fence_columns(writes),
@@ -244,7 +244,7 @@ def _write_params(writes: Sequence[JournalWrite], also: Collection[str] = ()) ->
 
 
 def fence_params(parts: Sequence[CommitPart]) -> Params:
-    """The columns by which writes are judged, as the statements of fences have them."""
+    """Return the columns by which writes are judged, as the statements of fences have them."""
     writes = journal_writes(parts)
     creations = _creation_params(writes)
     return {
@@ -256,7 +256,7 @@ def fence_params(parts: Sequence[CommitPart]) -> Params:
 
 
 def _parking_params(parking: Parking, *, locks: bool) -> Columns:
-    """The parameters of ``park_items`` that this batch needs.
+    """Return the parameters of ``park_items`` that this batch needs.
 
     Args:
         parking: of the batch.
@@ -279,7 +279,7 @@ def _parking_params(parking: Parking, *, locks: bool) -> Columns:
 
 
 def _creation_params(writes: Sequence[JournalWrite]) -> Params:
-    """The columns of ``create_journals``."""
+    """Return the columns of ``create_journals``."""
     creations = [[creation_document(creation) for creation in write.creations] for write in writes]
     return {
         "creations": Texts(json.dumps(creation, ensure_ascii=False) if creation else None for creation in creations),
@@ -289,7 +289,7 @@ def _creation_params(writes: Sequence[JournalWrite]) -> Params:
 
 
 def _start_params(starts: Sequence[InstanceStart]) -> Params:
-    """The columns of ``add_instances``."""
+    """Return the columns of ``add_instances``."""
     return {
         "instance": Texts([start.instance_id for start in starts]),
         "generation": Texts([start.generation for start in starts]),
@@ -300,7 +300,7 @@ def _start_params(starts: Sequence[InstanceStart]) -> Params:
 
 
 def _fence_columns(writes: Sequence[JournalWrite]) -> Params:
-    """The columns by which writes are judged."""
+    """Return the columns by which writes are judged."""
     return {
         "session": Texts([write.session_id for write in writes]),
         "journal": Ints([write.journal_id for write in writes]),

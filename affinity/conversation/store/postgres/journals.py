@@ -221,7 +221,7 @@ def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:
 
 
 def _input_params(append: JournalAppend) -> Params | None:
-    """The parameters of ``append_input``; None for an append of another kind."""
+    """Return the parameters of ``append_input``; None for an append of another kind."""
     entry = append.entry
     if entry is None or not entry.is_input or entry.event_id is None or entry.wake_id is not None:
         return None
@@ -241,7 +241,7 @@ def _input_params(append: JournalAppend) -> Params | None:
 
 
 def append_params(appends: Sequence[JournalAppend]) -> Params:
-    """The parameters of ``append_journals``, without the groups that this batch has no use for."""
+    """Return the parameters of ``append_journals``, without the groups that this batch has no use for."""
     entries = [append.entry for append in appends]
     params: dict[str, Any] = {
         "session": Texts(append.session_id for append in appends),
@@ -279,7 +279,7 @@ def _has_more(appends: Sequence[JournalAppend]) -> bool:
 
 
 def _append_call(params: Params, *, as_client: bool) -> LiteralString:
-    """The call with these arguments; the others are NULL."""
+    """Return the call with these arguments; the others are NULL."""
     if not as_client:
         return call_of("append_journals", tuple(params))
     return call_of("client_append_journals", tuple(name for name in params if name not in _OF_WAKES))
@@ -312,7 +312,7 @@ def _rare_params(appends: Sequence[JournalAppend]) -> Params:
 
 
 def _rounds(session_ids: Sequence[str]) -> list[int]:
-    """The round of each element, so that no round names a session twice."""
+    """Return the round of each element, so that no round names a session twice."""
     seen: Counter[str] = Counter()
     rounds: list[int] = []
     for session_id in session_ids:
@@ -390,13 +390,13 @@ def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
 
 
 def to_request(row: Iterable[Any]) -> Request:
-    """A request, from the array of its columns."""
+    """Return a request, from the array of its columns."""
     request_id, kind, payload, wake_id, created_at, expires_at, expired, *_ = row
     expires = None if expires_at is None else datetime.fromisoformat(expires_at)
     return Request(request_id, kind, payload, wake_id, datetime.fromisoformat(created_at), expires, expired)
 
 
 def to_revisit(row: Iterable[Any]) -> Revisit:
-    """A revisit, from the array of its columns."""
+    """Return a revisit, from the array of its columns."""
     key, due_at, priority, reason, note, wake_id, *_ = row
     return Revisit(key, datetime.fromisoformat(due_at), priority, reason, note, wake_id)

@@ -43,7 +43,7 @@ async def get_lineage(db: Database, session_id: str) -> Sequence[JournalLineage]
 
 
 def creation_document(creation: JournalCreation) -> Mapping[str, Any]:
-    """A creation as ``create_journal`` takes it, and, without a state, ``client_create_journal``."""
+    """Return a creation as ``create_journal`` takes it, and, without a state, ``client_create_journal``."""
     start, base, merged = creation.start, creation.base, creation.merged
     return {
         "session_id": creation.session_id,

@@ -33,7 +33,7 @@ CREATE TABLE journals (
     -- {"WRITER": [3, {"tokens": 30}]}. A writer is the beginning that the ids of the wakes of one instance share.
     used jsonb NOT NULL DEFAULT '{}',
     oldest_at timestamptz NOT NULL,
-    -- Retention has found nothing that it may remove, so many times in a row, and looks again then.
+    -- Retention found nothing to remove, kept_looks times in a row, and looks again at kept_until.
     kept_until timestamptz,
     kept_looks smallint NOT NULL DEFAULT 0,
     created_at timestamptz NOT NULL,
@@ -909,8 +909,8 @@ BEGIN
 END $$;
 
 -- Removing.
--- Deletes journals, but for entries that others continue. Also removes earlier deleted journals that no journal continues, or
--- names as its parent, any more. Returns their sessions.
+-- Deletes journals, but for entries that others continue. Also removes earlier deleted journals that no journal now
+-- continues or names as its parent. Returns their sessions.
 CREATE FUNCTION delete_journals(_session text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     gone bigint[];
@@ -1148,8 +1148,8 @@ BEGIN
 END $$;
 
 -- Removes old entries, one step at a time: of the first journals after _after that are over a bound. A step ends after _limit
--- entries, or so many milliseconds: it keeps its journals locked for so long. `goes_on` is where the next step begins; NULL:
--- this was the last one. With _kept, it also looks at journals of which nothing could be removed lately.
+-- entries, or _ms milliseconds: it keeps its journals locked for that long. `goes_on` is where the next step begins; NULL:
+-- this was the last step. With _kept, it also looks at journals of which nothing could be removed lately.
 CREATE FUNCTION prune_all_journals(
     _age float8, _entries bigint, _size bigint, _limit bigint, _after bigint, _ms bigint, _dry boolean, _kept boolean,
     OUT removed bigint, OUT goes_on bigint
@@ -1246,7 +1246,7 @@ SET search_path FROM CURRENT AS $$
 DECLARE
     mine bigint[]; sessions_gone text[];
 BEGIN
-    -- As locked: the rows of instances and journals, so that no commit and no append changes one meanwhile.
+    -- As locked: the rows of instances and journals, so that no commit and no append changes them.
     SELECT array_agg(l.journal_id) INTO mine FROM (
         SELECT j.journal_id FROM journals j WHERE j.journal_id = ANY (_ids)
         ORDER BY j.session_id FOR UPDATE SKIP LOCKED) l;

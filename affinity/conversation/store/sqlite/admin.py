@@ -104,7 +104,7 @@ def delete_journals(tx: Tx, session_ids: Sequence[str]) -> list[bool]:
 
 
 def remove(tx: Tx, journal_ids: Sequence[int]) -> None:
-    """Remove journals that have no session any more, and their parents, as far as no other journal needs them.
+    """Remove journals that no longer have a session, and their parents, as far as no other journal needs them.
 
     A journal that others continue keeps the entries that they have; a journal that others were made from keeps its row.
     """
@@ -144,7 +144,7 @@ class Prunable(NamedTuple):
 def find_prunable(
     tx: Tx, retention: JournalRetention, after: int, *, each: int | None, everything: bool = False
 ) -> Prunable:
-    """The first journals behind ``after`` that are over a bound; of each, entries are counted up to ``each``."""
+    """Find the first journals behind ``after`` that are over a bound; count at most ``each`` entries of each."""
     until = monotonic() + PRUNE_LOOK_SECONDS
     over, goes_on = _find_over(tx, retention, after, math.inf if everything else tx.now)
     entries: dict[int, int] = {}
@@ -256,7 +256,7 @@ def _keep_usage(tx: Tx, at: _Bounds, first_seq: int) -> None:
 
 
 def _find_end(tx: Tx, at: _Bounds, retention: JournalRetention, room: int) -> tuple[int, int]:
-    """The first entry that stays when up to ``room`` of the first are removed, and the size of the journal then."""
+    """Return the first entry that stays when the first ``room`` are removed at most, and the size then."""
     first_seq, size = at.first_seq, at.size
     end = min(at.keep, at.first_seq + room)
     for is_old, entry_size in _oldest(tx, at, end, retention):

@@ -124,7 +124,7 @@ DELETE FROM journal_wakes WHERE journal_id = :journal_id AND seq > coalesce((
 -- set_empty: a journal without entries
 UPDATE journals SET first_seq = last_seq + 1, size = 0 WHERE journal_id = :journal_id;
 
--- abandoned: deleted journals that none continues any more, with entries or without use: journals that continued them were pruned
+-- abandoned: deleted journals that no journal continues, with entries or without use: journals that continued them were pruned
 SELECT json_group_array(journal_id) FROM (
     SELECT j.journal_id FROM journals AS j INDEXED BY journals_deleted
     WHERE j.session_id IS NULL

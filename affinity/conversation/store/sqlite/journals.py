@@ -85,19 +85,19 @@ def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
 
 
 def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
-    """The fallback of an append that was refused with this outcome."""
+    """Return the fallback of an append that was refused with this outcome."""
     return replace(append, entry=replace(entry, payload=entry.payload.replace(REFUSAL_MARK, f'"{outcome}"')))
 
 
 def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
-    """The parent of the journal, as it is or will be."""
+    """Return the parent of the journal, as it is or will be."""
     if head is not None:
         return head.parent
     return None if one.start is None else one.start.parent
 
 
 def instance_of(session_id: str, start: JournalStart) -> NewInstance:
-    """The instance that belongs to a journal."""
+    """Return the instance that belongs to a journal."""
     return NewInstance(
         instance_id=session_id,
         name=start.name,
@@ -263,7 +263,7 @@ class _AppendBatch:
         return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
 
     def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], _Asked]:
-        """The answered requests that are pending."""
+        """Return the answered requests that are pending."""
         answers = [(self._heads.get(append.session_id), append.answers) for append in appends]
         rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
         if not rows:
@@ -397,7 +397,7 @@ def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_In
 
 
 def _read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
-    """The requests of each journal, oldest first."""
+    """Return the requests of each journal, oldest first."""
     found: list[list[Request]] = [[] for _ in heads]
     rows = tx.gather(SQL["requests"], {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now})
     for place, request_id, kind, payload, wake_id, created_at, expires_at, expired in rows:
@@ -407,7 +407,7 @@ def _read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
 
 
 def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
-    """The revisits of each journal, in the order in which they are due."""
+    """Return the revisits of each journal, in the order in which they are due."""
     found: list[list[Revisit]] = [[] for _ in heads]
     values = {"journal_ids": to_json([head.journal_id for head in heads])}
     for place, key, due_at, *rest in tx.gather(SQL["revisits"], values):
@@ -416,7 +416,7 @@ def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
 
 
 def _by_place(tx: Tx, statement: str, heads: Sequence[Head], make: Callable[..., T], **bounds: int) -> list[list[T]]:
-    """The rows of each journal, which have its place first."""
+    """Return the rows of each journal; a row begins with the place of its journal."""
     found: list[list[T]] = [[] for _ in heads]
     values = {"journal_ids": to_json([head.journal_id for head in heads]), **bounds}
     for place, *row in tx.gather(SQL[statement], values):
@@ -442,7 +442,7 @@ def read(tx: Tx, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_
 
 
 def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple[JournalPage, int]:
-    """A page, and the bytes of its entries."""
+    """Return a page, and the bytes of its entries."""
     wake = None if query.reply_to is None else _find_wake(tx, head, query.reply_to)
     is_input = query.reply_to is None or _is_input(tx, head, query.reply_to)
     places = _find(tx, head, query if query.reply_to is None else _reply_query(query, query.reply_to, wake))
@@ -484,7 +484,7 @@ def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
 
 
 def _segments(tx: Tx, head: Head, after: int, before: int, *, newest_first: bool = False) -> list[Segment]:
-    """A range of a journal's numbers, in parts that are in one row of ``journals`` each."""
+    """Return a range of a journal's numbers, in parts that are in one row of ``journals`` each."""
     segments = read_segments(tx, head) if (head.base_seq or 0) > after else [Segment(head.journal_id, 0, head.last_seq)]
     parts = [
         Segment(segment.journal_id, max(after, segment.after), min(before - 1, segment.upto)) for segment in segments

@@ -36,7 +36,7 @@ class _Source(NamedTuple):
     processed: int
 
     def end_of(self, part: JournalRange) -> int:
-        """The number of the last entry of a range of this journal."""
+        """Return the number of the last entry of a range of this journal."""
         return self.last_seq if part.up_to is None else part.up_to
 
 

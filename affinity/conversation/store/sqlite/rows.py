@@ -40,7 +40,7 @@ class Head:
 
 
 def read_heads(tx: Tx, session_ids: Collection[str], *, with_status: bool = False) -> dict[str, Head]:
-    """The journals by session, for the sessions that have one."""
+    """Return the journals by session, for the sessions that have one."""
     if not session_ids:
         return {}
     asked = {"session_ids": to_json(list(session_ids)), "with_status": with_status}
@@ -89,7 +89,7 @@ class EntryWriter:
         self._sizes: dict[int, int] = {}
 
     def find(self, head: Head, entry: NewEntry) -> int | None:
-        """The number of the entry that has this one's event id."""
+        """Return the number of the stored entry with the event id of this entry."""
         return None if entry.event_id is None else self._numbers.get((head.journal_id, entry.event_id))
 
     def create(self, head: Head, about: Description) -> None:

@@ -15,7 +15,7 @@ SQL: Final = load_statements(__package__, "streams.sql")
 
 
 def read(tx: Tx, head: Head, seen: StreamCursor) -> tuple[list[StreamPart], StreamCursor | None]:
-    """The parts that a reader has not seen, and the place of the last one that is there."""
+    """Return the parts that a reader has not seen, and the place of the last stored part."""
     row = tx.row(SQL["latest"], {"journal_id": head.journal_id})
     if row is None:
         return [], None
