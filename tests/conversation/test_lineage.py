@@ -443,14 +443,14 @@ async def test_a_number_of_the_source_is_none_of_the_fork(idle: Stage) -> None:
     with pytest.raises(
         UnknownEntry, match="entry 1 is of the conversation that this one was made from, 'a': ask there"
     ):
-        await fork.reply(number, timeout=1)
+        await fork.reply(number, timeout=30)
     with pytest.raises(UnknownEntry, match="position 1 is of the conversation that this one was made from, 'a'"):
         [item async for item in fork.events(after=number)]
     with pytest.raises(UnknownConversation, match="or the number is of another conversation"):
-        await source.reply(own, timeout=1)
+        await source.reply(own, timeout=30)
     await source.delete()
     with pytest.raises(UnknownEntry, match="which was deleted since"):
-        await fork.reply(number, timeout=1)
+        await fork.reply(number, timeout=30)
 
 
 async def test_an_export_that_retention_overtakes_fails(url: str) -> None:

@@ -107,7 +107,7 @@ async def test_an_instance_is_started_if_there_is_none(worker: Worker, client: C
 async def test_what_is_no_event_with_data_is_refused(client: Client, wrong: Any) -> None:
     await client.start(oracle, 0, instance_id="o")
     with pytest.raises(InvalidInput, match=r"as in Message\(data\)"):
-        await client.ask("o", wrong, timeout=1)
+        await client.ask("o", wrong, timeout=30)
     assert (await client.statistics()).messages["waiting"] == 1
 
 
