@@ -86,7 +86,7 @@ class Runnable(LineageState, Protocol[S]):
         ...
 
     def _open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
-        """The state of the conversation, for the run."""
+        """Return the state of the conversation, for the run."""
         ...
 
 
@@ -145,7 +145,7 @@ class Attempt(Generic[S]):
         return self.ctx.session_store
 
     def _lease(self) -> HomeLease | None:
-        """The lease of the conversation's home, if the wake runs on it."""
+        """Return the lease of the conversation's home, if the wake runs on it."""
         if self.work.home is None or self.work.home != self.ctx.session_id:
             return None
         return HomeLease(self.work.home, self.ctx.session_epoch or 0)
@@ -206,7 +206,7 @@ class Attempt(Generic[S]):
         return min(times, default=None)
 
     async def _interrupt_children(self) -> bool:
-        """Interrupt the next children, if the last interrupt is for them too; returns whether there may be more."""
+        """Interrupt the next children, if the last interrupt is for them too. Return whether more may be left."""
         last = next((item for item in reversed(self.work.inputs) if item.kind == USER_INTERRUPT), None)
         event = None if last is None else self.spec.types.read(last).event
         if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
@@ -220,7 +220,7 @@ class Attempt(Generic[S]):
         return await self._send_to_children(last.seq, entry, message=interrupt_message(cancel=event.cancel), drops=True)
 
     async def _send_to_children(self, seq: int, entry: NewEntry, **options: Any) -> bool:
-        """Send an entry to the next children, as many as one transaction takes; returns whether there may be more.
+        """Send an entry to the next children, as many as one transaction takes. Return whether more may be left.
 
         Args:
             seq: as in `ChildrenDone`.

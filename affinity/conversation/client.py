@@ -77,7 +77,9 @@ class ConversationConditions(TypedDict, total=False):
     updated_before: datetime | None
     """Their last event came before this time. No index has it."""
     most: int | None
-    """With a status or such a time, it looks at about so many of the newest ones, and leaves out others."""
+    """With a status or such a time, about this number of the newest conversations are looked at, and others are left
+    out.
+    """
 
 
 class ConversationCalls(RequestCalls):
@@ -88,7 +90,7 @@ class ConversationCalls(RequestCalls):
 
         Raises:
             InvalidId: the id is refused.
-            InvalidOptions: ``conversations`` defines none, such as the name of a kind.
+            InvalidOptions: ``conversations`` does not define conversations, such as the name of a kind.
         """
         if not hasattr(conversations, "connect"):
             raise InvalidOptions(

@@ -264,7 +264,7 @@ class Conversations(Sessions[S]):
         return None if encoded is None else encoded.new
 
     def _functions(self) -> KernelApp:
-        """The orchestrations and the activities of these conversations; for `App.include`.
+        """Return the orchestrations and the activities of these conversations; for `App.include`.
 
         Raises:
             InvalidApp: no handler is registered.
@@ -275,11 +275,11 @@ class Conversations(Sessions[S]):
         return self._app
 
     def _sources(self) -> Iterable[Callable[..., Any]]:
-        """The handler; see `affinity.orchestration.app.HasFunctions`."""
+        """Return the handler; see `affinity.orchestration.app.HasFunctions`."""
         return [self._get_handler()]
 
     def _input_types(self) -> Mapping[str, Any]:
-        """The events of the application that clients may send; see `affinity.orchestration.app.HasInputTypes`."""
+        """Return the application's events that clients may send; see `affinity.orchestration.app.HasInputTypes`."""
         return self.spec.types.input_types()
 
     def _registered(self) -> KernelApp:

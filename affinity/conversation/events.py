@@ -183,7 +183,7 @@ class ConfirmationAnswer(AnswerEvent):
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
-        """A refusal."""
+        """Return a refusal."""
         return cls(request_id, allowed=False, reason="no answer came in time", expired=True)
 
 
@@ -199,7 +199,7 @@ class CustomToolResult(AnswerEvent):
 
     @classmethod
     def expired_answer(cls, request_id: str) -> JournalEvent:
-        """An error."""
+        """Return an error."""
         return cls(request_id, "no answer came in time", is_error=True, expired=True)
 
 
@@ -294,7 +294,7 @@ class ConversationIdle(JournalEvent):
     """A wake has ended, and why."""
 
     stop_reason: StopReason
-    requests: list[str] = Field(default_factory=list)  # ids of the pending ones
+    requests: list[str] = Field(default_factory=list)  # ids of the pending requests
     error: SpanError | None = None
     revisits: list[str] = Field(default_factory=list)  # of a failed wake: keys of the revisits that it was given
     kind: Literal["conversation.idle"] = "conversation.idle"
@@ -582,7 +582,7 @@ class EventTypes:
         return self._types
 
     def input_types(self) -> Mapping[str, type[JournalEvent]]:
-        """The classes of the application whose events are inputs, by kind."""
+        """Return the classes of the application whose events are inputs, by kind."""
         own = {kind: each for kind, each in self._types.items() if each not in BUILT_IN}
         return {kind: each for kind, each in own.items() if not kind.startswith(_NO_INPUT)}
 

@@ -46,9 +46,9 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
 
     @action("resume", "conversation", "conversation_id")
     async def resume(self) -> bool:
-        """Try again now: a conversation that has failed, or that waits for its next attempt.
+        """Try again now, if the conversation has failed or waits for its next attempt.
 
-        If an operator has deleted its instance, another one is created. False: there is nothing to try again, and
+        If an operator has deleted its instance, another one is created. False: nothing has to be tried again, and
         nothing was written.
 
         Raises:
@@ -127,7 +127,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """Return the requests that wait for an answer, oldest first; empty if the conversation does not exist.
 
         Args:
-            deep: with the requests of its children, and of theirs; of `limits.MAX_BELOW` conversations at most, the
+            deep: include the requests of its descendants; at most `limits.MAX_BELOW` conversations are read, the
                 nearest first. Their events are read as events of this kind.
         """
         me, types = self.conversation_id, self._kind.types
@@ -159,7 +159,7 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
     @action("delete", "conversation", "conversation_id", "cascade", each=True)
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:
         """Remove the conversation: its instance, also while it runs, its state and its journal. Entries that a fork
-        continues are kept for it. False: there was none.
+        continues are kept for it. False: the conversation did not exist.
 
         A child is terminated first, and removed when it has ended, so that its parent is notified of the end of its
         delegations (`ChildEnded`).
@@ -179,9 +179,9 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
             if (page := await self._find(self.conversation_id)) is None:
                 has_record = await self._client.session_store.load(self.conversation_id) is not None
                 return (has_record and await self._remove_rest(self.conversation_id)) or removed_instance
-            # A parent has created it meanwhile, and waits for its end.
+            # A parent has created it since, and waits for its end.
         await self._end_delegations(page, timeout)
-        # No wake of a conversation commits without its instance: then it has no more children than there are.
+        # No wake of a conversation commits without its instance, so it gets no further children.
         removed: dict[str, bool] = {}
         waiting = [self.conversation_id]
         for conversation_id in waiting:
@@ -244,8 +244,8 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         return False
 
     async def _remove_rest(self, conversation_id: str) -> bool:
-        """Remove state and journal, and an instance that an event has created again meanwhile. What an event begins
-        between two of these calls is removed as a whole, or not at all.
+        """Remove state and journal, and an instance that an event has created again since. A conversation that an event
+        begins between two of these calls is removed as a whole, or not at all.
         """
         removed = False
         while await self._remove_record(conversation_id):

@@ -131,12 +131,12 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
                 hide(change.request)
 
     A request comes once, and goes once: when it is answered, dropped, or expired, when its conversation ends, or no
-    longer fits the conditions. One that comes and goes between two reads is left out. The wait for a change may be
-    cancelled, as by a timeout, and begun again.
+    longer fits the conditions. A request that comes and goes between two reads is left out. The wait for a change may
+    be cancelled, as by a timeout, and begun again.
 
-    Only conversations are read whose journals have changed. With SQLite a commit of another process does not say which:
-    all requests are read if one was added or removed. About once a second, and with 1,000 requests for each page less
-    often, all are read in any case: hints of changes may be lost, and say nothing of a request that expires.
+    Only conversations whose journals have changed are read. With SQLite a commit of another process does not say which:
+    all requests are read if a request was added or removed. About once a second, and with 1,000 requests for each page
+    less often, all are read in any case: hints of changes may be lost, and say nothing of a request that expires.
     """
 
     def __init__(self, journals: Journals, where: RequestFilter) -> None:
@@ -185,7 +185,7 @@ class RequestFeed(ClosedBlock, AsyncIterator[RequestChange]):
             self._changes.leave_soon()
 
     async def _read_on(self) -> None:
-        """Wait for changes, and read them. A cancelled wait loses none."""
+        """Wait for changes, and read them. A cancelled wait loses no change."""
         if self._changes is None:
             self._changes = await self._journals.all_changes()
         if not self._all_wanted and not self._wanted:

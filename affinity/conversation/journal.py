@@ -155,7 +155,7 @@ class JournalAppend:
 
     session_id: str
     kind: str  # of the conversation; a journal of another kind is left alone
-    entry: NewEntry | None  # None: only the message, for a journal that is there and open
+    entry: NewEntry | None  # None: only the message, for a journal that exists and is open
     # Payload for the instance; `SEQ_MARK` in it becomes the journal's last number, `PARKED_MARK` ``true`` or ``false``.
     # Not sent by an input (`NewEntry.is_input`) that queues a parked work item. None: wakes nothing.
     message: str | None
@@ -300,7 +300,7 @@ class OpenDelegation(NamedTuple):
     """Work that wakes of a journal have given to a child, or to an instance of `JournalWrite.starts`.
 
     It ends with `JournalWrite.ended_delegations`, and when the child's journal, the instance or its own journal is
-    deleted. A journal that was made from another one takes over none of these.
+    deleted. A journal that was made from another one does not take them over.
     """
 
     delegation_id: str  # unique in its journal; for an instance: its id, as in ``child``
@@ -338,7 +338,7 @@ class WakeEnd:
 
     outcome: EndOutcome = "done"
     reason: str = ""  # for readers
-    read: int  # number of the last input that it was given; the watermark before it: none
+    read: int  # number of the last input that it was given; the watermark before it: no input
     attempt: int = 1  # of the wake, from 1
     error: str | None = None  # JSON object
 
@@ -493,7 +493,7 @@ class JournalWrite(CommitPart):
     revisits: Sequence[NewRevisit] = ()
     ended_requests: Sequence[str] = ()  # ids of expired requests, which the wake itself resolves
     ended_revisits: Sequence[str] = ()  # keys of revisits that it has processed; removed before ``revisits`` are added
-    delegations: Sequence[OpenDelegation] = ()  # new ones
+    delegations: Sequence[OpenDelegation] = ()  # new delegations
     ended_delegations: Sequence[str] = ()  # ids; an unknown one is ignored
     # Appends to other journals: of children, of the parent.
     appends: Sequence[JournalAppend] = ()
@@ -512,7 +512,7 @@ class JournalWrite(CommitPart):
 
     @property
     def sessions(self) -> Sequence[str]:
-        """The session of the journal, and those of the journals that it creates."""
+        """The session of the journal, and the sessions of the journals that it creates."""
         return [self.session_id, *[creation.session_id for creation in self.creations]]
 
     @property
@@ -546,8 +546,8 @@ class PendingWork:
     inputs: Sequence[Entry]  # behind the watermark, oldest first
     more: bool  # there are inputs behind these
     due: Sequence[Revisit]  # greatest priority first, then by due time
-    requests: Sequence[Request]  # pending, oldest first, expired ones too
-    revisits: Sequence[Revisit]  # all that are pending, ``due`` ones too, by due time
+    requests: Sequence[Request]  # pending, oldest first, with the expired requests
+    revisits: Sequence[Revisit]  # all pending revisits, with ``due``, by due time
     next_due: float | None  # seconds until the next revisit is due or a request expires; None: neither
     home: str | None = None  # session on whose lease the wakes run; None: its own
     # With a home: the greater one of two epochs. The epoch of the journal's own session changes when other code writes
@@ -824,7 +824,7 @@ class JournalAccess(Protocol):
         ...
 
     async def retract_stream(self, session_id: str, journal_id: int, wake_id: str, attempt: int) -> None:
-        """Remove the parts of this attempt and of lower ones; not repeated."""
+        """Remove the parts of this attempt and of lower attempts; not repeated."""
         ...
 
     def note_written(self, write: JournalWrite) -> None:

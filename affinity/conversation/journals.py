@@ -91,7 +91,7 @@ class Journals(ClientPart):
         return self._appends.submit(append)
 
     def new_event_id(self) -> str:
-        """Return a new event id. Its random part is that of the client, so an event costs no randomness."""
+        """Return a new event id. Its random part is the client's, so an event costs no randomness."""
         return next(self._event_ids)
 
     def is_known(self, session_id: str) -> bool:

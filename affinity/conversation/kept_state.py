@@ -1,4 +1,4 @@
-"""The state of a conversation in the attempts of a wake: each change counts once, in whatever attempt it was made.
+"""The state of a conversation in the attempts of a wake: each change counts once, whichever attempt has made it.
 
 An attempt begins with the state from before the wake, and makes its changes again. Changes that it does not make again,
 because an earlier attempt has committed them, are put in place: at each step, section and `Wake.commit` that it meets
@@ -227,7 +227,7 @@ class KeptState:
         return [row]
 
     def dump(self) -> DumpedState:
-        """The state as it is now."""
+        """Return the state as it is now."""
         return self._open.dump()
 
     @property

@@ -67,7 +67,7 @@ def left_alone(task: WakeTask, work: PendingWork, behind: int = 0) -> Alone | No
     Args:
         task: of the wake.
         work: all that is pending.
-        behind: without the first of them, as many as this.
+        behind: this number of inputs and revisits is left out from the front.
     """
     alone = task.get("alone")
     if alone is None or any(item.kind == USER_INTERRUPT for item in work.inputs):

@@ -83,7 +83,7 @@ MAX_IMPORTED_EXTRAS: Final = 4 * MAX_EXTRAS
 _KEEP: Final = "name the side to keep, keep='left' or keep='right'"
 
 SNAPSHOTS: Final = 10
-"""Attempts to read a state together with its entries; an attempt fails if a new state is committed meanwhile."""
+"""Attempts to read a state together with its entries; an attempt fails if a new state is committed during it."""
 
 
 @frozen(kw_only=True)
@@ -410,7 +410,7 @@ class CreationPlanner:
             counter = UsageCounter(lineage[0])
             async for entry in self.entries(source, self._kind.types.kinds_with_usage):
                 counter.add(entry)
-            if (await self._own(source)).used == lineage[0].used:  # else retention has removed some meanwhile
+            if (await self._own(source)).used == lineage[0].used:  # else retention has removed entries since
                 break
         return united(spent_before(lineage), counter.spent())
 

@@ -49,7 +49,7 @@ class CommonCalls(EntryReader, Generic[M]):
 
         Args:
             after: number of an entry.
-            newest_first: the newest ones, newest first.
+            newest_first: the newest attempts, newest first.
             limit: attempts at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
@@ -61,9 +61,9 @@ class CommonCalls(EntryReader, Generic[M]):
         return [wake_of(row) for row in found]
 
     async def processed_by(self, entries: Iterable[JournalEntry]) -> Mapping[int, str]:
-        """The wakes that have processed the inputs among some entries of `history`: their ids, by the number of the
-        input. A wake that has set an input aside has processed it (`ConversationHandle.dead_letters`). It is one read
-        for a page of entries.
+        """Return the wakes that have processed the inputs among some entries of `history`: their ids, by the number of
+        the input. A wake that has set an input aside has processed it (`ConversationHandle.dead_letters`). It is one
+        read for a page of entries.
         """
         inputs = [entry for entry in entries if entry.wake_id is None and not entry.kind.startswith("conversation.")]
         seqs = sorted([entry.seq for entry in inputs])
@@ -80,15 +80,15 @@ class CommonCalls(EntryReader, Generic[M]):
         """Make a conversation that goes on from an entry of this one. The cost does not grow with the length. It has
         the title, the owner and the labels of this one, as have a detached copy and a compression.
 
-        It has the requests that were pending there, each with its id: within a merge, its own ones only. They are
+        It has the requests that were pending there, each with its id: within a merge, only its own requests. They are
         answered here and there independently, and expire at the same time; a request that this conversation has
         resolved since then does not expire there.
 
         Args:
             new_id: its id.
-            at: the last number that it has of this one, 0 for none. None: all that is there, and the entries that the
-                wake appends. Of a handle that knows the kind of the `Conversations` alone, an earlier entry than the
-                last one has no requests of the application's own kinds.
+            at: the number of the last entry that it has of this one, 0 for no entry. None: all entries, with those that
+                the wake appends. Of a handle that knows the kind of the `Conversations` alone, an earlier entry than
+                the last one has no requests of the application's own kinds.
             made_by: ``operator``: what makes it, for people; by default "fork". ``extras``: for people and programs,
                 kept with it. ``beside``: its wakes run on the lease of this conversation, or of its home, and share its
                 resources; False: on their own lease; None: as the wakes of this conversation.
@@ -196,12 +196,12 @@ class LineageCalls(CommonCalls[M], Generic[M]):
             into: id of the new conversation.
             state: of the new conversation; None: a copy of the state of the left side.
             keep: the side whose resources it shares, and beside which it runs: on the lease of that side, or of its
-                home. None: those of the left side; a side without any is ignored.
+                home. None: the resources of the left side; a side without resources is ignored.
             operator: see `fork`.
             extras: see `fork`.
 
         Raises:
-            InvalidOptions: the sides use different resources, or have different ones open, and ``keep`` is not given;
+            InvalidOptions: the sides use or have open different resources, and ``keep`` is not given;
                 or the left one has no state yet, and the right one uses resources.
             ClientError, InvalidInput: see `fork`.
         """

@@ -24,7 +24,7 @@ from affinity.conversation.reading import LineageReads, Read, all_entries
 
 _INTERRUPT: Final = kind_of(UserInterrupt)
 _CHANGES: Final = (RequestEvent, AnswerEvent, RequestExpired, ConversationIdle, ConversationStatusChanged)
-"""Events that make requests, resolve them, or name the pending ones."""
+"""Events that make requests, resolve them, or name the pending requests."""
 
 
 async def requests_at(

@@ -432,7 +432,7 @@ class Program:
     def _fail(self, outcome: WakeOutcome) -> None:
         self.state = State.FAILED
         self._keep(outcome, "delegations", "children")
-        # Signals that came meanwhile, of inputs that the wake was given, begin no other one.
+        # Signals that came during the wake, of inputs that it was given, begin no other wake.
         read = outcome.get("read", self.signalled)
         self._set_due(outcome, self.announced > read or (self.is_resumed and self.signalled > read))
 

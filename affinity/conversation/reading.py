@@ -1,4 +1,4 @@
-"""Reading entries of a journal: before and after a number, around an anchor, by kind, by wake, the last ones."""
+"""Reading entries of a journal: before and after a number, around an anchor, by kind, by wake, and the last entries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Kinds: TypeAlias = str | type[JournalEvent] | Collection[str | type[JournalEvent
 
 
 def kinds_of(kinds: Kinds) -> Collection[str]:
-    """Kinds from kinds and classes of events.
+    """Return the kinds that these kinds and classes of events stand for.
 
     Raises:
         InvalidInput: a value is neither.
@@ -127,7 +127,7 @@ class EntryReader:
             kinds: of these kinds, or classes of events; empty: all.
             wake: id of the wake that wrote them.
             pending: inputs that no wake has processed.
-            last: so many of the newest ones.
+            last: this number of the newest entries.
             limit: entries at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:

@@ -54,7 +54,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         kinds: Kinds = (),
         stream: bool = True,
     ) -> EventFeed:
-        """Entries of the journal in order, and meanwhile the streamed output of wakes.
+        """Return a feed of the entries of the journal in order, with the streamed output of running wakes.
 
         Provisional output comes as `Streamed`, and calls of tools as `ToolStarted` and `ToolEnded`: each part once, in
         order, without gaps within an attempt. A `Retracted` follows: before the entries that replace it, or when the
@@ -66,11 +66,11 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         Args:
             after: 0, the beginning; or `EventFeed.position` of an earlier feed, which is exact within a stream; or a
                 number of an entry. A position, and a number from `send`, know their journal.
-            follow: wait for new entries, also for the first event of a conversation that is not there yet. The feed
+            follow: wait for new entries, also for the first event of a conversation that does not exist yet. The feed
                 ends with the conversation, also when an operator has cancelled its instance. False: it ends with the
                 last entry.
             kinds: only entries of these kinds, or classes; empty: all.
-            stream: with provisional output.
+            stream: include provisional output.
 
         Raises:
             InvalidInput: ``after`` is not a position.
@@ -252,7 +252,7 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         if not blocked:
             return
         page = await self._find(self.conversation_id)
-        if page is not None and page.journal_id in blocked:  # not one that was created under this id meanwhile
+        if page is not None and page.journal_id in blocked:  # not a conversation that was created under this id since
             raise errors.WakeMisuse(
                 f"this handler waits for a reply of conversation {self.conversation_id!r}, whose next wake begins when "
                 "this handler has ended: it is its own conversation, or one whose handler waits for this one. "

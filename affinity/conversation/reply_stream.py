@@ -79,7 +79,7 @@ class ReplyPageReader(PageReader):
             work = await journals.pending(self._conversation_id)
             parts = [step for step in (work.steps if work else ()) if step.key == PART and step.wake_id in running]
             self._running |= {step.wake_id for step in parts if int(step.result or 0) >= self._seq}
-            if unknown := self._unknown(page):  # it may have ended meanwhile
+            if unknown := self._unknown(page):  # it may have ended since
                 await self._read_ends(unknown, journals)
 
     async def _read_ends(self, entries: Sequence[Entry], journals: Journals) -> None:

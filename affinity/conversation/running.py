@@ -120,7 +120,7 @@ async def _close_journal(work: PendingWork, session_id: str, journals: JournalAc
     """Close the journal of an instance that an operator has cancelled.
 
     No wake would read a later entry, and the sender of a delegation would wait for its end. The message is for an
-    instance that was reset meanwhile.
+    instance that was reset since then.
     """
     event = ev.ConversationStatusChanged("terminated", "its instance was cancelled")
     entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/{work.journal_id}")
@@ -363,7 +363,7 @@ class _HandlerAttempt(Attempt[S]):
             self._notify_parent(
                 delegation, "completed" if delegation["id"] in done else "max_cycles", result=finish.result
             )
-        if ended and not is_done and not self.delegations:  # it may run no more
+        if ended and not is_done and not self.delegations:  # it may not run again
             self.writing.revisits.clear()
             pending = await self.journals.get_pending(self.writing.session_id, 0)  # the wake's parts have added some
             self.writing.ended_revisits = [revisit.key for revisit in pending.revisits] if pending else []

@@ -34,7 +34,7 @@ class Delivered(TypedDict):
     """The result of the orchestration, and of its steps so far."""
 
     sent: int
-    refused: int  # conversations that took no event: too many are unread, or one has ended meanwhile
+    refused: int  # conversations that took no event: too many are unread, or it has ended since
     after: NotRequired[tuple[str, str] | None]  # creation and id of the last conversation; None: it was the last step
 
 

@@ -162,7 +162,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
 
     @contextmanager
     def _traced(self, operation: ClientOperation, *, sends: bool = False) -> Iterator[None]:
-        """The span of a call."""
+        """Open the span of a call."""
         with client_span(operation, self._kind.name, sends=sends) as span:
             span.set({CONVERSATION_ATTRIBUTE: self.conversation_id})
             yield

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 
 def step_key(*parts: str | int) -> str:
-    """The key of the row of a step. Other parts give another key, whatever characters are in them."""
+    """Return the key of the row of a step. Different parts give different keys, whatever characters they have."""
     return to_json(parts).decode()
 
 

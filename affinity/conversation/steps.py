@@ -58,7 +58,7 @@ logger: logging.Logger = logging.getLogger("affinity.conversation")
 
 
 def part_step(parts: WakeParts) -> Step:
-    """The step of a part: readers learn up to which number its attempt has read the inputs."""
+    """Return the step of a part: it tells readers up to which number its attempt has read the inputs."""
     return Step(parts.wake_id, PART, result=str(parts.writing.processed))
 
 

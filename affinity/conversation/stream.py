@@ -1,16 +1,16 @@
 """Streams: provisional output of a wake that is running.
 
 A `StreamWriter` belongs to one attempt of one wake. Its parts have numbers from 1, without gaps. The commit of the
-wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_stream`); later ones go on from there. An
-attempt that fails retracts them. The first part of a later attempt removes the parts of earlier attempts, which may
+wake, or of a part of it, removes them in its transaction (`JournalWrite.clear_stream`); later parts go on from there.
+An attempt that fails retracts them. The first part of a later attempt removes the parts of earlier attempts, which may
 have ended with their worker.
 
 A crash of the database may lose the parts. The database adds no part behind a gap, and the writer, which keeps the
 parts until they are committed, writes all of them again. So a reader sees each part, or that they are gone
 (`Retracted`) and then all.
 
-`Streams` writes the parts of all wakes of a worker: immediately when there was none for a while, then one call about
-each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
+`Streams` writes the parts of all wakes of a worker: immediately when it has written none for a while, then one call
+about each `FLUSH_SECONDS` while there are any. Text that one wake writes between two calls becomes one part.
 
 The payload of a part is the JSON of the streamed value. An object with the field `MARK` is not such a value: the field
 names the type of the part. A value that has this field itself is written as ``{MARK: "value", "value": …}``, and so is
@@ -133,7 +133,7 @@ class ToolEnded(_AttemptItem):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retracted(_AttemptItem):
-    """The streamed parts of this attempt of the wake, or of earlier ones, are void."""
+    """The streamed parts of this attempt of the wake, or of earlier attempts, are void."""
 
     replaced: bool  # by the entries of the wake, which follow; False: the attempt has failed
 

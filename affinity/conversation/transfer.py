@@ -92,7 +92,7 @@ class _Conversation(_Node):
     format: int
     kind: str
     processed: int
-    last_seq: int  # of its entries; 0: it has none
+    last_seq: int  # of its entries; 0: it has no entry
     usage: dict[str, int]  # of what compressions have left out
     usage_by_writer: dict[str, tuple[int, dict[str, int]]]  # the same
     title: str | None = None

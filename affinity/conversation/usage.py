@@ -63,7 +63,7 @@ class UsageCounter:
         self._waiting.clear()
 
     def spent(self) -> Spent:
-        """The usage of the counted entries, by writer."""
+        """Return the usage of the counted entries, by writer."""
         self._count()
         return self._spent
 

@@ -33,7 +33,7 @@ class EndedWake:
     seq: int  # number of its last entry
     base: int  # up to this number all inputs were processed before it
     read: int  # number of the last input that it was given
-    processed: int  # up to this number all are processed behind it; ``base``: it has processed none
+    processed: int  # up to this number all are processed behind it; ``base``: it has processed no input
     outcome: EndOutcome
     reason: str  # its stop reason: see `ConversationIdle`; empty unless the outcome is "done"
     error: SpanError | None

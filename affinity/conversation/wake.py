@@ -257,8 +257,8 @@ class Wake(CommonCalls[None], RunCalls):
         self._parts.finish.is_set, self._parts.finish.result = True, from_json(text)[0]
 
     def note_truncated(self) -> None:
-        """The handler was cut off before it was done, as `run_loop` is by ``max_rounds``: a wake that would end with
-        "end_turn" ends with "truncated".
+        """Note that the handler was cut off before it was done, as `run_loop` is by ``max_rounds``: a wake that would
+        end with "end_turn" ends with "truncated".
 
         Raises:
             SessionError: the handler has ended.
@@ -288,7 +288,7 @@ class Wake(CommonCalls[None], RunCalls):
             self._usage[name] = self._usage.get(name, 0) + number
 
     def _note_last(self, event: JournalEvent) -> None:
-        """Note an event of the wake, if it stands for the earlier ones of its kind."""
+        """Note an event of the wake, if it stands for the earlier events of its kind."""
         if isinstance(event, AgentMessage) and not self._parts.finish.is_set:
             self._parts.finish.result = event.text
         if isinstance(event, OutcomeUpdated):
@@ -296,7 +296,8 @@ class Wake(CommonCalls[None], RunCalls):
 
     @contextmanager
     def span(self, name: str, /) -> Iterator[None]:
-        """A part of the wake's trace, such as a tool: its begin, its end, and its error are in the journal.
+        """Trace the block as a part of the wake, such as a tool: its beginning, its end, and its error are in the
+        journal.
 
         Raises:
             InvalidId: the name is out of bounds.
@@ -328,8 +329,8 @@ class Wake(CommonCalls[None], RunCalls):
 
     async def commit(self) -> None:
         """Make durable and visible now the entries, requests and delegations so far, and the state. The inputs stay
-        pending until the wake ends. A wake that has made a conversation (`fork`, `merge` …) commits the rest with its
-        end, and this does nothing: that conversation begins with the inputs that the wake has processed.
+        pending until the wake ends. After a wake has made a conversation (`fork`, `merge` …), this does nothing, and
+        the end of the wake commits the rest: the new conversation begins with the inputs that the wake has processed.
 
         The commit stays when the wake fails, or is repeated: the next attempt has its entries in the history, as
         `committed`, and an entry that it adds again with the same content is not written twice. That attempt begins
@@ -337,10 +338,10 @@ class Wake(CommonCalls[None], RunCalls):
         place: so each change counts once.
 
         Raises:
-            SessionWriteConflict: the wake does not run here any more, or may not know what was written. Do not catch
-                it: the wake is repeated.
+            SessionWriteConflict: the wake no longer runs here, or may not know whether the write was applied. Do not
+                catch it: the wake is repeated.
             SessionError: the handler has ended.
-            NotSerializable, PayloadTooLarge: of the state, as at the end of a wake.
+            NotSerializable, PayloadTooLarge: the state is refused, as at the end of a wake.
         """
         self._require_running()
         await self._steps.commit()
@@ -414,9 +415,9 @@ class Wake(CommonCalls[None], RunCalls):
             repeat: "never": it is not begun a second time.
 
         Raises:
-            StepInterrupted: ``repeat`` is "never", and the process of an earlier attempt ended in it; or of an earlier
-                wake, which was interrupted or has failed: this one has its inputs too.
-            StepFailed: ``repeat`` is "never", and it has raised there.
+            StepInterrupted: ``repeat`` is "never", and the process of an earlier attempt ended in the step. The attempt
+                may be of an earlier wake that was interrupted or has failed, and whose inputs this wake has too.
+            StepFailed: ``repeat`` is "never", and the function has raised in that attempt.
             StepMismatch: a step of this key was done with other arguments.
             WakeMisuse: another step of this name runs, and this one has no key.
             SessionWriteConflict, SessionError: see `commit`.
@@ -428,8 +429,8 @@ class Wake(CommonCalls[None], RunCalls):
         return await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
 
     async def begin_once(self, key: str, /) -> bool:
-        """Record, before it begins, that something is to run once; False: an earlier attempt has begun it, or an
-        earlier wake that was interrupted or has failed since the last good one.
+        """Record that something is to run once, before it begins. False: it was begun by an earlier attempt, or by an
+        earlier wake that was interrupted or has failed since the last successful wake.
 
         Raises:
             InvalidId: the key is out of bounds.
@@ -445,7 +446,7 @@ class Wake(CommonCalls[None], RunCalls):
     # -- resources
 
     async def resource(self, resource: Resource[T], /) -> T:
-        """A resource of this conversation's session, or of its home: see `OpenSession.resource`.
+        """Return a resource of this conversation's session, or of its home: see `OpenSession.resource`.
 
         Raises:
             ResourceClosed: `close_resource` has closed it.
@@ -478,11 +479,11 @@ class Wake(CommonCalls[None], RunCalls):
 
         Args:
             request: `ToolConfirmation`, `CustomToolUse`, or a request of the application.
-            expires_in: seconds, or a timedelta, after which it counts as refused; negative ones count as 0. None: it
+            expires_in: seconds, or a timedelta, after which it counts as refused; a negative time counts as 0. None: it
                 waits forever.
 
         Returns:
-            The request with its id, which is a new one: no late answer reaches another request.
+            The request with its new id, so that no late answer reaches another request.
 
         Raises:
             WakeMisuse: the event is not a request.
@@ -539,7 +540,7 @@ class Wake(CommonCalls[None], RunCalls):
             key: while a revisit of this key is pending, another one is not added, whatever the bound; a revisit that is
                 due in this wake does not count as pending. By default a new key.
             priority: of revisits that are due together, the greater first; the names are -10, 0 and 10.
-            reason: why, for the later wake and for people.
+            reason: the reason, for the later wake and for people.
             note: anything else that the later wake needs, as JSON.
 
         Raises:
@@ -570,7 +571,7 @@ class Wake(CommonCalls[None], RunCalls):
         self._revisits.add(new.key)
 
     def _has_committed_revisit(self, new: NewRevisit) -> bool:
-        """An earlier attempt of this wake has committed the same one."""
+        """Return whether an earlier attempt of this wake has committed the same revisit."""
         same = (self.id, new.priority, new.reason, new.note)
         for place, each in enumerate(self._left_revisits):
             if (each.wake_id, each.priority, each.reason, each.note) == same:
@@ -608,7 +609,7 @@ class Wake(CommonCalls[None], RunCalls):
             The id of the delegation.
 
         Raises:
-            NotAParent: the conversation is there, and this one is not its parent. (A child of an earlier conversation
+            NotAParent: the conversation exists, and this one is not its parent. (A child of an earlier conversation
                 with this one's id, which was deleted without its children, has another parent.)
             ConversationKindMismatch, ConversationTerminated: it is of another kind, or takes no more events.
             WakeMisuse: the value is not an event, or is one that only a wake writes; or no `Conversations` are given.
@@ -673,7 +674,9 @@ class Wake(CommonCalls[None], RunCalls):
         )
 
     async def children(self, *, terminated: bool | None = None) -> Sequence[str]:
-        """Ids of the children, newest first, at most `limits.MAX_PAGE`; without children that this wake creates."""
+        """Return the ids of the children, newest first, at most `limits.MAX_PAGE`; without children that this wake
+        creates.
+        """
         journal_id = self._parts.writing.work.journal_id
         where = JournalFilter(parent=self.conversation_id, parent_journal=journal_id, closed=terminated)
         return [row.session_id for row in await self._parts.journals.list(where, MAX_PAGE)]
@@ -744,7 +747,7 @@ class Wake(CommonCalls[None], RunCalls):
         Raises:
             UnknownConversation, ConversationKindMismatch: no conversation has this id, or it is of another kind.
             InvalidOptions: the sides use different resources, and ``keep`` is not given.
-            ConversationExists, InvalidInput: as `fork`.
+            ConversationExists, InvalidInput: see `fork`.
         """
         creation = await self._planner.merge(
             left, right, into, state=state, keep=keep, operator=operator, extras=extras
@@ -752,7 +755,7 @@ class Wake(CommonCalls[None], RunCalls):
         await self._create(creation)
 
     async def total_usage(self) -> dict[str, int]:
-        """The sum of ``usage`` of all that is committed, as `ConversationHandle.usage`, and of this wake."""
+        """Return the sum of ``usage`` of all committed entries, like `ConversationHandle.usage`, and of this wake."""
         total = Counter(await self._planner.usage(self.conversation_id))
         for entry in self._parts.writing.entries:  # without what `commit` has committed
             if entry.kind in self._types.kinds_with_usage:
@@ -809,12 +812,12 @@ class Wake(CommonCalls[None], RunCalls):
     async def conversations(
         self, *, prefix: str | None = None, conversation_id: str | None = None, limit: int = DEFAULT_ENTRIES
     ) -> Sequence[ConversationInfo]:
-        """Conversations of this kind, newest first, with their status; without conversations that this wake makes.
+        """Return the conversations of this kind, newest first, with their status; without those that this wake makes.
 
         Args:
-            prefix: of their ids.
+            prefix: beginning of their ids.
             conversation_id: this one alone.
-            limit: how many at most.
+            limit: the greatest number of conversations.
         """
         where = JournalFilter(kind=self._kind.name, prefix=prefix, session_id=conversation_id)
         return [info_of(row) for row in await self._parts.journals.list(where, limit)]

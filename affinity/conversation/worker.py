@@ -30,7 +30,7 @@ READ_AHEAD_SECONDS: Final = 0.25
 
 
 class _Wanted(NamedTuple):
-    """A read of the pending work of a session, with so many of its inputs at most."""
+    """A read of the pending work of a session, with at most ``limit`` of its inputs."""
 
     session_id: str
     limit: int

@@ -120,7 +120,7 @@ class WakeWriting:
         """Count the additions of the handler, to this journal or another one.
 
         Raises:
-            PayloadTooLarge: as `append`.
+            PayloadTooLarge: see `append`.
         """
         size = self.size + len(payload)
         if size > MAX_BATCH_BYTES // 2:
