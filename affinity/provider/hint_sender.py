@@ -26,7 +26,7 @@ class _Hints:
 
     @property
     def is_lone(self) -> bool:
-        """Whether the change of one session is all that waits."""
+        """True if nothing waits but the change of one session."""
         return len(self.changes) == 1 and not self.workers and not self.owners_of
 
     def add(self, other: _Hints) -> None:
@@ -37,8 +37,7 @@ class _Hints:
 
 
 class HintSender:
-    """Sends hints: those that come during a call, or in a pause, go together. A hint that fails is not sent again: it
-    may be lost.
+    """Sends hints. Hints that come during a call or in a pause are sent together. A hint that fails is not sent again.
 
     Args:
         provider: sends them.
@@ -82,7 +81,7 @@ class HintSender:
             self._came.set()
 
     def forget_change(self, session_id: str) -> None:
-        """Do not send the notice of this change: somebody else has."""
+        """Drop the notice of this change, because another caller has sent it."""
         self._waiting.changes.pop(session_id, None)
 
     async def run(self) -> None:
@@ -101,7 +100,7 @@ class HintSender:
                 await self._send()
 
     async def _send(self) -> bool:
-        """Send what waits; return whether that was a notice of one changed session alone."""
+        """Send the waiting hints; return whether they were a notice of one changed session alone."""
         self._came = anyio.Event()
         hints, self._waiting = self._waiting, _Hints()
         owners_of = set[str]() if None in hints.workers else hints.owners_of  # else they are among all

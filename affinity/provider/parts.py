@@ -1,7 +1,7 @@
-"""The parts of a provider that guests add: composing the provider's class from them, and checking for one.
+"""The parts of a provider that guests add: composing the provider's class from them, and checking for a part.
 
 Each engine has a record of such a part: `affinity.provider.postgres.parts.PostgresPart` and
-`affinity.provider.sqlite.parts.SqlitePart`. A guest's module ``store.postgres`` or ``store.sqlite`` has one, named
+`affinity.provider.sqlite.parts.SqlitePart`. A guest's module ``store.postgres`` or ``store.sqlite`` names its part
 ``PART``. The schema of a guest is the file ``store/postgres_schema.sql`` or ``store/sqlite_schema.sql``, or a
 folder ``store/postgres_schema`` of several; its objects are created after those of the kernel.
 """

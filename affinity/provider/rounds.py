@@ -1,8 +1,8 @@
-"""Rounds of retention through rows that an index finds by their age, and of which some have to stay.
+"""Rounds of retention through rows that an index finds by their age, when some of the rows have to stay.
 
 A round goes from the oldest row to the newest that is old enough, in steps. The database has one row for each kind of
-round, so that all workers together make one round. What has to stay is looked at again with the next round. After a
-round that has removed nothing the pause doubles.
+round, so that all workers together make one round. Rows that have to stay are looked at again with the next round.
+After a round that has removed nothing the pause doubles.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST_PAUSE: Final = 60.0
 """Seconds after a round that has removed something."""
 
 SHARE: Final = 20
-"""A pause is at most this part of the retention: so much later than asked for a row may go."""
+"""A pause is at most this part of the retention, so a row is removed at most so much too late."""
 
 
 class Round(NamedTuple):
@@ -48,7 +48,7 @@ class RoundStore(Protocol):
     """The rows of rounds."""
 
     async def due(self, names: Sequence[str]) -> Mapping[str, Round]:
-        """The rounds of these kinds of which a step is due; one that has no row is new."""
+        """Return the rounds of these kinds of which a step is due. A round without a row is new."""
         ...
 
     async def save(self, name: str, state: Round, wait: float) -> None:
@@ -57,7 +57,7 @@ class RoundStore(Protocol):
 
 
 async def run_rounds(kinds: Sequence[RoundKind], store: RoundStore) -> tuple[dict[str, int], bool]:
-    """One step of each kind that is due: how much each has removed, and whether there is more to remove."""
+    """Run one step of each kind that is due. Return how much each has removed, and whether there is more to remove."""
     removed: dict[str, int] = {}
     backlog = False
     due = await store.due([kind.name for kind in kinds]) if kinds else {}

@@ -58,7 +58,7 @@ Time: TypeAlias = Callable[[Any], datetime]
 
 
 def to_record(cls: type[T], row: Columns, time: Time | None = None) -> T:
-    """A record whose fields are the columns, in order; flags may be 0 or 1, and a time may be NULL."""
+    """Return a record whose fields are the columns, in order; flags may be 0 or 1, and a time may be NULL."""
     record: T = _reader(cls)(row, time)  # type: ignore[arg-type]  # a class is hashable
     return record
 
@@ -66,7 +66,7 @@ def to_record(cls: type[T], row: Columns, time: Time | None = None) -> T:
 @cache
 def _reader(cls: type) -> Callable[[Columns, Time | None], Any]:
     """`to_record` of one class, written out as `constructor` does: a loop over the fields takes three times as long."""
-    kinds = {each.name: str(each.type) for each in fields(cls)}
+    kinds = {field.name: str(field.type) for field in fields(cls)}
     lines = [f" {', '.join(kinds)}, = row", " self = new(cls)"]
     for name, kind in kinds.items():
         if kind == "bool":
@@ -89,7 +89,7 @@ to_tree_member: Final = partial(to_record, TreeMember)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:
-    """An instance, with the suspension that it is in."""
+    """Return an instance, with its suspension, if it is suspended."""
     *own, error_type, message, at, worker_id, code = row
     info = to_record(InstanceInfo, [*own, None], time)
     if info.status != "suspended":
@@ -99,7 +99,7 @@ def to_instance(row: Columns, time: Time) -> InstanceInfo:
 
 
 def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
-    """Counts by status of a page of ``limit`` instances; each row has the last id of the page."""
+    """Return the counts by status of a page of ``limit`` instances; each row has the last id of the page."""
     counts = {status: number for status, number, _ in rows}
     *_, last = rows[0] if sum(counts.values()) >= limit else (None,)
     return InstanceCounts(counts=counts, after=last)
@@ -122,7 +122,7 @@ class OriginRow(NamedTuple):
 
 
 def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
-    """The origin of each event that has one, from rows in the order of the events: see `OriginRow`."""
+    """Return the origin of each event that has one, from rows in the order of the events: see `OriginRow`."""
     kept = [OriginRow(*row) for row in rows]
     runs = {
         row.event_id: ActivityRun(row.run_by, row.attempt, row.queued_for) for row in kept if row.run_by and row.attempt
@@ -137,7 +137,7 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 
 
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
-    """A work item as operators see it."""
+    """Return a work item as operators see it."""
     is_later, is_blocked, execution_id, activity_id, name, session_id, worker_id, *rest = row
     waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
     state = waits if worker_id is None else "running"
@@ -146,7 +146,7 @@ def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInf
 
 
 def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkItem:
-    """A new work item that its committer has locked: this is its first delivery."""
+    """Return a new work item that its committer has locked: this is its first delivery."""
     return _work_item(
         lock=WorkLock(item.key, token),
         name=item.name,
@@ -162,13 +162,13 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
 
 
 def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bool) -> list[SessionMove]:
-    """A page in the order of the epochs: the last or the first ones of the rows."""
+    """Return a page in the order of the epochs: the last or the first of the rows."""
     ordered = sorted([to_session_move(row, time) for row in rows], key=attrgetter("epoch"))
     return ordered[-limit:] if newest else ordered[:limit]
 
 
 def to_worker(row: Columns, time: Time) -> WorkerInfo:
-    """A worker's lease as operators see it."""
+    """Return a worker's lease as operators see it."""
     *own, labels, registered, tags = row
     _, incarnation, alive, *_ = own
     parsed = [labels_of(labels), json.loads(registered), json.loads(tags)]
@@ -176,12 +176,12 @@ def to_worker(row: Columns, time: Time) -> WorkerInfo:
 
 
 def to_code(alive: object, registered: str, interfaces: str) -> RegisteredCode:
-    """What workers have code for."""
+    """Return the code that workers have registered."""
     return RegisteredCode(alive=bool(alive), registered=json.loads(registered), interfaces=json.loads(interfaces))
 
 
 def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
-    """How full the workers are that are alive; one that restarts counts as draining."""
+    """Return how full the live workers are; a worker that restarts counts as draining."""
     workers = [
         to_record(WorkerLoad, [worker_id, sessions, capacity, draining or incarnation.startswith(LEFT), *rest])
         for worker_id, incarnation, sessions, capacity, draining, *rest in rows
@@ -190,12 +190,12 @@ def to_load(suspended: bool, rows: Sequence[Columns]) -> FleetLoad:
 
 
 def to_session_record(row: Columns, time: Time) -> SessionRecord:
-    """A record of session state."""
+    """Return a record of session state."""
     return to_record(SessionRecord, [*row[:4], _to_metadata(row[4:10]), *row[10:]], time)
 
 
 def to_session_summary(row: Columns, time: Time) -> SessionSummary:
-    """A record of session state without the state."""
+    """Return a record of session state without the state."""
     return to_record(SessionSummary, [*row[:2], _to_metadata(row[2:8]), *row[8:]], time)
 
 
@@ -212,19 +212,19 @@ def _to_metadata(row: Columns) -> SessionMetadata:
 
 
 def not_negative(seconds: float | None) -> float | None:
-    """A duration that was computed from two readings of the clock."""
+    """Return a duration that was computed from two readings of the clock; at least 0."""
     return None if seconds is None else max(0.0, seconds)
 
 
 def write_conflict(
     session_id: str, expected: int | None, version: int | None, epoch: int | None, *, same_generation: bool, known: bool
 ) -> SessionWriteConflict:
-    """The error for a write of session state whose fences do not pass.
+    """Return the error for a write of session state whose fences do not pass.
 
     Args:
         session_id: of the record.
         expected: the version that the writer knows.
-        version: of the record; None when there is none.
+        version: of the record; None without a record.
         epoch: of the writer.
         same_generation: whether it is the record that the writer knows.
         known: whether it has the version that the writer knows.
@@ -239,12 +239,12 @@ def write_conflict(
 
 
 def _replaced_record(expected: int | None) -> str:
-    """Why a write is refused whose record is another one; ``expected``: the version that the writer knows."""
+    """Return why a write is refused whose record was replaced; ``expected``: the version that the writer knows."""
     if expected:
         return "its record was deleted, and another one was created"
     return "another writer has created its record meanwhile"
 
 
 def worker_fenced(identity: WorkerIdentity) -> WorkerFenced:
-    """The error for a process whose node id another process has registered since."""
+    """Return the error for a process whose node id another process has registered since."""
     return WorkerFenced(f"worker {identity.worker_id!r}: another process has registered under this name")

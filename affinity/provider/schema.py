@@ -1,9 +1,9 @@
 """The version of a database's schema, and which code may use it; for both engines.
 
 The schema version is the number of migrations that were applied; the table ``migrations`` has a row for each. A
-migration *expands*: code that was written before it works as before. A migration that takes away or changes a thing
-that older code uses *contracts*. It has a line of its own, ``-- oldest code: N``: from then on only code that knows
-schema version N or a later one may use the database.
+migration *expands*: code that was written before it works as before. A migration that removes or changes a thing that
+older code uses *contracts*. It has the line ``-- oldest code: N``: from then on only code that knows schema version N
+or a later version may use the database.
 
 So a database has two numbers: its version, and the *oldest code*. Code that knows the versions up to K may use it when
 ``oldest code <= K <= version``. The folder ``schema`` of a provider has the kernel's schema by subject, and each guest
@@ -50,7 +50,7 @@ class Migration:
 
     @property
     def oldest_code(self) -> int:
-        """The schema version that code must know from now on, unless an earlier migration demands a later one."""
+        """The schema version that code must know from now on, unless an earlier migration demands a later version."""
         found = _OLDEST_CODE.search(self.script)
         return int(found["version"]) if found else 1
 
@@ -59,7 +59,7 @@ class Migration:
 class SchemaVersion:
     """The schema version of a database and the oldest code that may use it."""
 
-    version: int  # 0: there is none
+    version: int  # 0: without a schema
     oldest_code: int  # the schema version that code must know to use it
     release: str | None = None  # of affinity that applied the migration of that version; None: not known
 
@@ -72,7 +72,7 @@ HOW_TO_MIGRATE: Final = "run `affinity migrate`, or `await affinity.migrate(url)
 class SchemaReport:
     """The schema's state, and the migrations that `migrate` would apply."""
 
-    version: int  # of the schema; 0: there is none
+    version: int  # of the schema; 0: without a schema
     oldest_code: int  # the schema version that code must know to use it
     known: int  # the schema version that this code knows
     pending: tuple[str, ...]  # migrations that `migrate` would apply
@@ -80,12 +80,12 @@ class SchemaReport:
 
     @property
     def is_usable(self) -> bool:
-        """Whether this code may use the schema as it is."""
+        """True if this code may use the schema as it is."""
         return self.oldest_code <= self.known <= self.version
 
 
 def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequence[str]) -> SchemaReport:
-    """The report for a schema."""
+    """Return the report for a schema."""
     return SchemaReport(
         version=found.version,
         oldest_code=found.oldest_code,
@@ -96,7 +96,14 @@ def report(found: SchemaVersion, migrations: Sequence[Migration], behind: Sequen
 
 
 def report_applied(progress: Progress, migration: Migration, before: int, after: int) -> None:
-    """A migration was applied, between these two versions. The migrations of a new schema have one line together."""
+    """Report that a migration was applied. The migrations of a new schema have one line together.
+
+    Args:
+        progress: receives the line.
+        migration: the applied migration.
+        before: the schema version before all migrations.
+        after: the schema version after them.
+    """
     if before:
         progress(f"migration: {migration.name} applied")
     elif migration.version == after:
@@ -104,17 +111,17 @@ def report_applied(progress: Progress, migration: Migration, before: int, after:
 
 
 def report_repaired(progress: Progress, behind: Sequence[str]) -> None:
-    """Sequences were moved past the ids that are in use."""
+    """Report that sequences were moved past the ids that are in use."""
     progress(f"migration: {' and '.join(behind)} repaired: behind the tables, as after a restore of rows only")
 
 
 def log_progress(line: str) -> None:
-    """Progress for the log."""
+    """Write a line of progress to the log."""
     logger.info("%s", line)
 
 
 def load_migrations(package: str) -> list[Migration]:
-    """Migrations of a provider in order: the files of its folder ``migrations``, or ``schema`` where there is none."""
+    """Return the migrations of a provider in order: the files of its folder ``migrations``, or else of ``schema``."""
     folder = files(package) / "migrations"
     if not folder.is_dir():
         return [
@@ -127,26 +134,26 @@ def load_migrations(package: str) -> list[Migration]:
 
 
 def _schemas_of_guests(package: str) -> list[LiteralString]:
-    """The schema of each guest that has a part in this provider, in the order of the guests."""
+    """Return the schema of each guest that has a part in this provider, in the order of the guests."""
     engine = package.rpartition(".")[2]
     stores = [folder / "store" for folder in folders(f"store.{engine}")]
     return [text for store in stores for text in _schema_of_guest(store, f"{engine}_schema")]
 
 
 def _schema_of_guest(store: Traversable, name: str) -> list[LiteralString]:
-    """The files of the folder of this name, or else the file."""
+    """Return the files of the folder of this name, or else the file."""
     folder = store / name
     return [*_texts(folder).values()] if folder.is_dir() else [(store / f"{name}.sql").read_text(encoding="utf-8")]
 
 
 def _texts(folder: Traversable) -> dict[str, LiteralString]:
-    """The text of each SQL file, by its name without the ending, in the order of the names."""
+    """Return the text of each SQL file, by its name without the ending, in the order of the names."""
     found = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
     return {name.removesuffix(".sql"): (folder / name).read_text(encoding="utf-8") for name in found}
 
 
 def made_before_release(place: str) -> SchemaMismatch:
-    """The error for a database with the migrations of a version before 0.1.0; nothing in it is changed."""
+    """Return the error for a database with the migrations of a version before 0.1.0; the database stays unchanged."""
     return SchemaMismatch(
         f"{place} was made by an unreleased version of affinity, whose migrations are gone: begin a new schema"
     )
@@ -156,7 +163,7 @@ def check_usable(found: SchemaVersion, migrations: Sequence[Migration], place: s
     """Refuse a schema that this code may not use; ``place`` begins the message.
 
     Raises:
-        SchemaMismatch: it is not there, older than this code needs, or too new for it.
+        SchemaMismatch: the schema does not exist, is older than this code needs, or is too new for it.
     """
     refuse_too_new(found, migrations, place)
     if found.version < len(migrations):
@@ -165,10 +172,10 @@ def check_usable(found: SchemaVersion, migrations: Sequence[Migration], place: s
 
 
 def refuse_too_new(found: SchemaVersion, migrations: Sequence[Migration], place: str) -> None:
-    """Refuse a schema that is newer than this code, unless it admits it.
+    """Refuse a schema that is newer than this code, unless the schema admits this code.
 
     Raises:
-        SchemaMismatch: it does not.
+        SchemaMismatch: the schema does not admit it.
     """
     if found.oldest_code > len(migrations):
         needed = f"affinity {found.release} or later" if found.release else "a later release of affinity"

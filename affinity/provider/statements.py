@@ -1,7 +1,7 @@
-"""SQL lives in ``.sql`` files beside its provider; this loads it.
+"""Loading of SQL, which lives in ``.sql`` files beside its provider.
 
-A file is a sequence of statements, each headed by a line ``-- name: what it is for``. A line ``-- include name`` stands
-for the text of another one of the file. A line ``-- name of guests`` stands for what guests add at this place, such as
+A file is a sequence of statements, each headed by a line ``-- name: purpose``. A line ``-- include name`` stands for
+the text of another statement of the file. A line ``-- name of guests`` marks a place at which guests add text, such as
 ``-- columns of guests`` for the end of a select list, and ``-- conditions of guests`` for the end of a condition.
 """
 
@@ -18,7 +18,7 @@ _INCLUDE = re.compile(r"^ *-- include (\w+)$", re.MULTILINE)
 
 
 def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
-    """Statements of one file by name.
+    """Return the statements of one file by name.
 
     Text in a packaged file is as trusted as a literal in the code, hence the type.
     """
@@ -35,8 +35,8 @@ _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\](?:\n|;|\Z)", re.DOTAL
 
 @cache
 def with_parts(statement: LiteralString, kept: frozenset[str]) -> LiteralString:
-    """The statement with these of its parts, and no others. A part begins with ``-- [name`` and ends with ``-- name]``.
-    It may stand in several pieces, and hold pieces of other parts.
+    """Return the statement with only these of its parts. A part begins with ``-- [name`` and ends with ``-- name]``. It
+    may stand in several pieces, and hold pieces of other parts.
     """
     return _PART.sub(lambda part: with_parts(part[2], kept) if part[1] in kept else "", statement)
 
@@ -45,7 +45,7 @@ _OF_GUESTS: Final = re.compile(r"^ *-- (\w+) of guests$", re.MULTILINE)
 
 
 def with_columns(statement: LiteralString, expressions: Iterable[LiteralString]) -> LiteralString:
-    """The statement with these expressions at the end of its select list."""
+    """Return the statement with these expressions at the end of its select list."""
     return with_guests(statement, columns="".join(f"    , ({expression})\n" for expression in expressions).rstrip("\n"))
 
 

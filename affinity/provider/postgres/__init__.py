@@ -2,7 +2,7 @@
 
 Files with the same name do the same in `affinity.provider.sqlite`; the SQL of each is in the ``.sql`` file beside it:
 
-    backend             what a URL of the scheme leads to: open, migrate, inspect, rights
+    backend             operations by URL: open, migrate, inspect, rights
     provider            the class: opening, closing, and all operations together
     workers             names and their leases: register, renew, drain, release, list
     fetching            work items: fetch, and claim the sessions that no worker holds
@@ -13,32 +13,32 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     sessions            session leases: check, list
     releasing           session leases: release by hand, and to make room for others
     planned_moves       sessions that move to a named worker: by hand, or because it was offered them
-    moves               the records of moves: list, report what hydrates cost
+    moves               the records of moves: list, report the costs of hydrates
     session_store       the records of session state
     suspension          suspended instances: suspend, retry, resume
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
-    management          what operators look at: origins, work items, executions, trees, counts
+    management          listings for operators: origins, work items, executions, trees, counts
     quotas              limits of one database
     rebalancing         how full the workers are
-    retention           removing what ended long ago
+    retention           removal of instances and histories that ended long ago
     sweep               repair of stale routes, removal of dead rows
-    old_data            what a sweep removes because it is old
+    old_data            removal of old data by a sweep
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     resources           resources that outlive a process
     hints               hints between processes
-    actions             verbs that users call, and what guests add to their statements
+    actions             verbs that users call, and the shares of guests in their statements
     changes             changes by session id: the subscription to them, and notices
-    parts               what guests add: verbs, and their share in operations of others
+    parts               the parts of guests: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:
 
     operations          the base class of all operations, and parameters that they share
     turn_columns        a batch of turns as arguments of the commit's function
-    commit_parts        what guests add to commits: the records of the seam
+    commit_parts        the parts of guests in commits: the records of the seam
     rights              roles with the rights of a client or a worker
     sequences           sequences that are behind their tables, after a restore
     driver/             the wire protocol: connections, arrays, the URL, errors, the timeline

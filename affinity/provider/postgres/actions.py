@@ -1,6 +1,6 @@
 """Actions: verbs that users call. While an actor is stated, guests add their shares to the statement of a verb.
 
-One statement does both, so its caller holds no lock while it is at work on the result, or is paused.
+One statement does both, so that the caller holds no lock while it processes the result or is paused.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def acts(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
 
 
 def shares_of(actors: Actors, call: ActionCall) -> Sequence[ActionShare]:
-    """Return what guests add to a call of an action."""
+    """Return the shares that guests add to a call of an action."""
     asked = [part.share_in_action for part in parts().values() if part.share_in_action is not None]
     return [share for share_in in asked if (share := share_in(actors, call)) is not None]
 
 
 async def note_result(shares: Sequence[ActionShare], result: object) -> None:
-    """Give the result of an action to those that had a share in it."""
+    """Pass the result of an action to the guests that had a share in it."""
     for share in shares:
         await share.note(result)
 
@@ -53,10 +53,10 @@ async def note_result(shares: Sequence[ActionShare], result: object) -> None:
 def with_shares(
     shares: Sequence[ActionShare], statement: LiteralString, effects: LiteralString, params: Params
 ) -> tuple[LiteralString, Params]:
-    """Return the statement of an action, with its parameters, that does the shares of guests too.
+    """Return the statement of an action, with its parameters, extended by the shares of guests.
 
     Args:
-        shares: `Database.shares`; without any the statement stays as it is.
+        shares: `Database.shares`; if empty, the statement stays as it is.
         statement: any without a WITH; or one that ends with ``SELECT * FROM result``.
         effects: a query of ``result``, the rows of the statement: the place of each target on which it has taken
             effect, counted from 1, and the outcome. There is a row for each effect, and each effect has a row in

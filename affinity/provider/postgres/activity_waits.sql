@@ -26,7 +26,7 @@ SELECT * FROM found ORDER BY began, wait_id LIMIT %(limit)s
 -- columns: of a wait
 w.wait_id, w.instance_id, w.awaited, w.seq, extract(epoch FROM w.began)::float8 AS began
 
--- is_waiting: whether the activity of a wait still runs, and waits for something that has not come
+-- is_waiting: true if the activity of a wait still runs, and the awaited end or reply has not come
 activity_runs(w) AND CASE WHEN w.target_id IS NULL
     THEN EXISTS (
         SELECT FROM instances i

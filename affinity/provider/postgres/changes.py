@@ -1,7 +1,7 @@
 """Changes by session id, of data that guests keep for a session and of replies of instances: NOTIFY with the ids, on
 one channel for each schema.
 
-No commit of a turn has a NOTIFY, for the reason that `hints` gives; one may follow it.
+No commit of a turn contains a NOTIFY, for the reason that `hints` gives; a NOTIFY may follow the commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MINOR: Final = ""
 """First line of a notice of minor changes; no session has this id."""
 
 _MAX_WATCHED: Final = 10_000
-"""Session ids that wait for one subscriber; beyond, it is notified that any session may have changed."""
+"""Session ids that wait for one subscriber. Beyond this number it is notified that any session may have changed."""
 
 
 def watch_changes(db: Database) -> AbstractAsyncContextManager[ChangeWatch]:
@@ -40,14 +40,14 @@ async def notify_changes(db: Database, session_ids: Collection[str], *, minor: b
 
 
 def change_statement(target: Target, session_ids: Collection[str], *, minor: bool = False) -> Statement | None:
-    """The statement that notifies the subscribers of these changes, if there are any."""
+    """Return the statement that notifies the subscribers of these changes; None without changes."""
     if not session_ids:
         return None
     return _NOTIFY, {"channel": channel_of(target), "notices": Texts(notices_of(session_ids, minor=minor))}
 
 
 def channel_of(target: Target) -> str:
-    """The channel of all changes in a schema."""
+    """Return the channel of all changes in a schema."""
     return f"affinity_changes_{sha256(f'{target.schema} changes'.encode()).hexdigest()[:40]}"
 
 
@@ -72,13 +72,13 @@ class _ChangeListener(Listener):
 
 
 def _read(notice: str) -> Mapping[str, bool]:
-    """The ids, as `ChangeWatch.wait` returns them."""
+    """Return the ids of a notice, as `ChangeWatch.wait` returns them."""
     first, *others = notice.split("\n")
     return dict.fromkeys(others, False) if first == _MINOR else dict.fromkeys([first, *others], True)
 
 
 def notices_of(session_ids: Collection[str], *, minor: bool = False) -> Iterator[str]:
-    """The ids as payloads of as few notifications as they fit into. An id has no control characters."""
+    """Yield the ids as payloads of as few notifications as possible. An id has no control characters."""
     head = [_MINOR] if minor else []
     notice, size = [*head], len(head) - 1
     for session_id in session_ids:

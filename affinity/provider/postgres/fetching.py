@@ -72,7 +72,7 @@ class _FetchRow(NamedTuple):
 
 
 class _OwnRow(NamedTuple):
-    """The first columns of a row of ``fetch_own``; those of prefetches and an `ItemRow` follow."""
+    """The first columns of a row of ``fetch_own``; the columns of prefetches and an `ItemRow` follow."""
 
     raced: bool
     waiting: int
@@ -103,7 +103,7 @@ _FACTS, _ITEM = columns(_FetchRow, ItemRow)
 
 
 async def fetch_work_item(db: Database, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
-    """One statement, unless there is a session to claim: that needs a snapshot taken after a lock."""
+    """Fetch with one statement, unless there is a session to claim: a claim needs a snapshot taken after a lock."""
     if options.only_own:
         return await _fetch_own(db, identity, options)
     params = {**caller_params(identity), **_choices(options), **_SHARES, "token": db.token(identity)}
@@ -156,7 +156,7 @@ async def _fetch_own(db: Database, identity: WorkerIdentity, options: FetchOptio
 
 @cache
 def _own_statement(tagged: bool, wanted: tuple[str, ...]) -> LiteralString:
-    """The statement ``fetch_own`` with what these guests read ahead."""
+    """Return the statement ``fetch_own`` with the prefetches of these guests."""
     found = [prefetches()[guest] for guest in wanted]
     return with_guests(
         with_parts(_SQL["fetch_own"], _PARTS[tagged]),
@@ -168,7 +168,7 @@ def _own_statement(tagged: bool, wanted: tuple[str, ...]) -> LiteralString:
 def _read_prefetched(
     wanted: Sequence[str], items: Sequence[WorkItem], rows: Sequence[Row]
 ) -> dict[str, dict[str, object]]:
-    """What came with the items, by guest and instance."""
+    """Return the prefetched values of the items, by guest and instance."""
     prefetched: dict[str, dict[str, object]] = {}
     start = len(_OwnRow._fields)
     for guest in wanted:
@@ -184,13 +184,13 @@ def _read_prefetched(
 async def _with_claims(
     db: Database, identity: WorkerIdentity, options: FetchOptions, found: WorkFetch, fetch: _FetchRow
 ) -> WorkFetch:
-    """The result of the fetch: the found items, and the data of the chosen sessions."""
+    """Return the result of the fetch: the found items, and the items of the sessions that were chosen to be claimed."""
     try:
         claimed, raced = await _claim(db, identity, options, fetch)
     except ProviderError as error:
         if error.maybe_done or not (found.items or isinstance(error, Contention)):
             raise
-        return replace(found, claim_lost=True)  # what was found is locked to us already
+        return replace(found, claim_lost=True)  # the found items are locked to us already
     items = [*found.items, *claimed]
     return replace(found, items=items, claim_lost=raced or (found.claim_lost and not items))
 
@@ -235,7 +235,7 @@ def _choices(options: FetchOptions) -> Params:
 
 
 def to_work_item(row: ItemRow) -> WorkItem:
-    """The item as the contract has it."""
+    """Return the item as a record of the contract."""
     return _work_item(
         lock=WorkLock(WorkKey(row.instance_id, row.execution_id, row.activity_id), Token(row.token)),
         name=row.name,

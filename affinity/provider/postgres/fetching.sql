@@ -61,10 +61,10 @@
         , p.tag
 -- tagged]
 
--- fetch: the oldest of what the caller may have, and how many sessions it is to claim for the rest
+-- fetch: the oldest items that the caller may have, and how many sessions it is to claim for the rest
 -- Parts: `plain` for a worker without tags, `tagged` for one that has some; so in `claim`.
--- It reads each kind without locks, then locks what it has chosen. The second read begins where the first one found an
--- item, so that it does not read all locked items again.
+-- It reads each kind without locks, then locks the items that it has chosen. The second read begins where the first
+-- found an item, so that it does not read all locked items again.
 WITH fleet AS MATERIALIZED (
     SELECT count(*) FILTER (WHERE NOT draining) AS n, coalesce(bool_or(me), false) AS alive,
         coalesce(bool_or(me AND NOT draining), false) AND %(max_sessions)s > 0 AS may_claim,
@@ -409,7 +409,7 @@ WITH room AS MATERIALIZED (
         -- A row that no work has made has no tag yet.
         tag = CASE WHEN s.worker_id = '' THEN excluded.tag ELSE s.tag END,
 -- tagged]
-        -- Issued again: this claim may have waited for another one, which has a later epoch than the one above.
+        -- Issued again: this claim may have waited for another claim, which has a later epoch than the epoch above.
         epoch = CASE WHEN s.worker_id = %(worker)s AND s.incarnation = %(incarnation)s THEN s.epoch
                 ELSE nextval('epochs') END,
         -- A hold keeps a session for its holder only.

@@ -1,8 +1,8 @@
 """Hints: NOTIFY with a letter for each kind, on one channel for each schema and one for each of its workers, so that no
 other process wakes up.
 
-A hint is sent in a statement of its own, after the transaction that it is about. A commit with a NOTIFY takes the one
-lock of the server for notifications, so the commits of all workers would wait for each other.
+A hint is sent in a statement of its own, after the transaction that it is about. A commit with a NOTIFY takes the
+server's only lock for notifications, so the commits of all workers would wait for each other.
 
 A hint may follow its transaction without waiting for the reply (``behind`` of `Calls.run`). It stays a transaction of
 its own, which locks nothing before its commit. It writes no row, so it waits for neither the disk nor a standby.
@@ -53,7 +53,7 @@ FROM (SELECT concat_ws(' ', %(schema)s::text, worker_id) AS name, hint FROM reci
 
 
 class Listener(ABC):
-    """A subscription: collects news until a caller fetches them. ``channels``: the ones that it listens to."""
+    """A subscription: collects news until a caller fetches them. ``channels``: the channels that it listens to."""
 
     def __init__(self, channels: Sequence[str]) -> None:
         self.channels = channels

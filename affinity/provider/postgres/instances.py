@@ -19,7 +19,7 @@ _SQL: Final = load_statements(__package__, "instances.sql")
 
 async def get_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:
     rows = await db.connections.quick.run(_SQL["get"], {"instance": Texts(instance_ids)})
-    found = {each.instance_id: each for each in (to_instance(row, same_time) for row in rows)}
+    found = {instance.instance_id: instance for instance in (to_instance(row, same_time) for row in rows)}
     return [found.get(instance_id) for instance_id in instance_ids]
 
 

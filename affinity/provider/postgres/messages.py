@@ -27,12 +27,13 @@ async def create_instance(db: Database, instances: Sequence[NewInstance]) -> Seq
 async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequence[bool]:
     if not restarts:
         return []
-    params = instance_columns([each.new for each in restarts]) | {"ended": Texts(each.ended for each in restarts)}
+    ended = Texts(restart.ended for restart in restarts)
+    params = instance_columns([restart.new for restart in restarts]) | {"ended": ended}
     return await _started(db, "client_restart" if db.as_client else "restart", params, len(restarts))
 
 
 def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
-    """New instances as columns."""
+    """Return new instances as columns."""
     return {
         prefix + "instance": Texts([new.instance_id for new in instances]),
         prefix + "generation": Texts([new.generation for new in instances]),
@@ -58,10 +59,14 @@ async def _started(db: Database, statement: str, params: Params, count: int) -> 
 
 
 def created_of(rows: Sequence[Row], count: int) -> Sequence[bool]:
-    """Which of so many rows a function has written; each row has its position, or the quota that refuses all.
+    """Return for each of ``count`` rows whether a function has written it.
+
+    Args:
+        rows: the function's answer: each row has the position of a written row, or the quota that refuses all.
+        count: of the rows that the function was to write.
 
     Raises:
-        QuotaExceeded: one does.
+        QuotaExceeded: a quota refuses all.
     """
     for n, quota, allowed in rows:
         if n is None:

@@ -58,7 +58,7 @@ class RunStatement(Protocol):
 _LOCK: Final[LiteralString] = "LOCK TABLE migrations IN SHARE ROW EXCLUSIVE MODE"
 """Only the owner can take a lock that this one waits for."""
 _LOCK_EMPTY: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended('affinity migration ' || %s, 0))"
-"""While there is no table yet: each role can take it, and then a new schema has to wait."""
+"""Taken while the table does not exist yet. Each role can take it, and then a new schema has to wait."""
 _IS_THERE: Final[LiteralString] = "SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL"
 _TABLES: Final[LiteralString] = """
 SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL,
@@ -97,11 +97,11 @@ async def inspect_target(target: Target) -> SchemaReport:
 
 
 async def check_version(ask: RunStatement, target: Target, *, warn: bool) -> None:
-    """Refuse a schema that this code may not use; with ``warn`` log that the server may lose what it has acknowledged,
-    if so.
+    """Refuse a schema that this code may not use. With ``warn``, log a warning if the server may lose acknowledged
+    commits.
 
     Raises:
-        SchemaMismatch: it is too new, older, or not there at all.
+        SchemaMismatch: the schema is too new, too old, or does not exist.
     """
     found, is_durable = await _look(ask, target)
     check_usable(found, MIGRATIONS, _place(target))
@@ -211,7 +211,7 @@ async def _read(ask: RunStatement, target: Target) -> SchemaVersion:
 
 
 async def _look(ask: RunStatement, target: Target) -> tuple[SchemaVersion, bool]:
-    """The version of the schema, and whether a crash of the server keeps what it has acknowledged."""
+    """Return the version of the schema, and whether acknowledged commits survive a crash of the server."""
     name, value = MARKER
     ((there, is_unreleased, found, is_durable),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
     if found != value:

@@ -28,7 +28,7 @@ _RECORDS: Final = "records_removed"
 
 
 async def remove_old(db: Database, keep: Retention, after: datetime | None) -> dict[str, Any]:
-    """One step of each kind, as fields of a `Sweep`; ``after``: where the last step of instances stopped."""
+    """Do one step of each kind. Return fields of a `Sweep`; ``after``: where the last step of instances stopped."""
     removed: dict[str, Any] = {}
     backlog = False
     if keep.moves is not None:
@@ -54,7 +54,7 @@ async def remove_old(db: Database, keep: Retention, after: datetime | None) -> d
 
 
 async def _remove_of_guests(db: Database, keep: Retention) -> tuple[dict[str, int], bool]:
-    """One step of each guest: the rows that it has removed, and whether there may be more of one."""
+    """Do one step of each guest. Return the rows that it has removed, and whether any guest may have more."""
     if keep == NO_RETENTION:
         return {}, False
     steps = {guest: part.remove_old for guest, part in parts().items() if part.remove_old is not None}

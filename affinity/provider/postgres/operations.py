@@ -1,4 +1,4 @@
-"""What the operations of the provider share: the database, parameters and rows."""
+"""The helpers that the operations of the provider share: the database, parameters and rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from affinity.provider.postgres.driver.wire import Params, Row
 
 
 class ActionShare(NamedTuple):
-    """What a guest adds to one call of an action; see `affinity.provider.postgres.actions`."""
+    """The share of a guest in one call of an action; see `affinity.provider.postgres.actions`."""
 
     query: LiteralString  # of ``action_effects (place, outcome)``, the effects of the action; has one row
     params: Params
@@ -28,18 +28,18 @@ class Database:
 
     def __init__(self, connections: Connections, *, as_client: bool = False) -> None:
         self.connections: Connections = connections
-        self.as_client = as_client  # writes go through the functions for clients, which check what they are given
+        self.as_client = as_client  # writes go through the functions for clients, which check their arguments
         self.shares: Sequence[ActionShare] = ()  # of guests in the action that is called, for `with_shares`
         self._nonce = secrets.token_hex(6)
         self._tokens = count(1)
 
     def token(self, identity: WorkerIdentity) -> str:
-        """A new token; the statement that uses it appends a number for each item that it locks."""
+        """Return a new token; the statement that uses it appends a number for each item that it locks."""
         return f"{identity.incarnation}:{self._nonce}:{next(self._tokens)}"
 
 
 def caller_params(identity: WorkerIdentity) -> Params:
-    """The caller as parameters."""
+    """Return the caller as parameters."""
     return {
         "worker": identity.worker_id,
         "incarnation": identity.incarnation,
@@ -49,7 +49,7 @@ def caller_params(identity: WorkerIdentity) -> Params:
 
 
 def key_columns(keys: Sequence[WorkKey], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
-    """Names of work items as columns."""
+    """Return the keys of work items as columns."""
     return {
         prefix + "instance": Texts([key.instance_id for key in keys]),
         prefix + "execution": Ints([key.execution_id for key in keys]),
@@ -58,30 +58,30 @@ def key_columns(keys: Sequence[WorkKey], prefix: LiteralString = "") -> dict[Lit
 
 
 def lock_columns(locks: Sequence[WorkLock], prefix: LiteralString = "") -> dict[LiteralString, Packed]:
-    """Locks on work items as columns."""
+    """Return locks on work items as columns."""
     tokens = Texts([lock.token for lock in locks])
     return {**key_columns([lock.key for lock in locks], prefix), prefix + "token": tokens}
 
 
 def same_time(value: datetime) -> datetime:
-    """A time as psycopg returns it."""
+    """Return a time as psycopg returned it."""
     return value
 
 
 def columns(*records: type[NamedTuple]) -> list[slice]:
-    """Where a row has the columns of each of these records, which are side by side."""
+    """Return the slice of a row for the columns of each of these records, which are side by side."""
     ends = accumulate((len(record._fields) for record in records), initial=0)
     return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def present(rows: Sequence[Row], joined: slice) -> list[Row]:
-    """The columns of a left join, from the rows that have them: the first of them is not NULL."""
+    """Return the columns of a left join, from the rows in which the first of the columns is not NULL."""
     first = joined.start
     return [row[joined] for row in rows if row[first] is not None]
 
 
 def flags(total: int, positions: Iterable[int]) -> list[bool]:
-    """Positions, counted from 1 as PostgreSQL does, as one answer for each element."""
+    """Return one answer for each element: True at these positions, counted from 1 as PostgreSQL does."""
     found = [False] * total
     for position in positions:
         found[position - 1] = True
@@ -92,6 +92,6 @@ def flags(total: int, positions: Iterable[int]) -> list[bool]:
 def call_of(
     function: LiteralString, names: tuple[LiteralString, ...], prefix: LiteralString = "", also: LiteralString = ""
 ) -> LiteralString:
-    """A call with named arguments, whose parameters have the same names behind the prefix, and other arguments."""
+    """Return a call with named arguments and ``also``. The parameters have the arguments' names, with a prefix."""
     arguments: LiteralString = ", ".join([f"_{name} => %({prefix}{name})s" for name in names])
     return f"{function}({arguments}{also})"

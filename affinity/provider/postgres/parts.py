@@ -43,32 +43,34 @@ class Rights:
     reader: str | None = None
 
     def of(self, role_kind: str) -> list[str]:
-        """The privileges of a kind of role."""
+        """Return the privileges of a kind of role."""
         named = self.client if role_kind == "reader" and self.reader is None else getattr(self, role_kind)
-        return [each.strip() for each in str(named).split(",") if each]
+        return [privilege.strip() for privilege in str(named).split(",") if privilege]
 
 
 ShareInAction: TypeAlias = Callable[[Actors, ActionCall], ActionShare | None]
-"""What the guest adds to a call of an action; None: the actors are not its own."""
+"""Return the share of the guest in a call of an action; None: the actors are not its own."""
 
 RemoveOld: TypeAlias = Callable[[Database, Retention], Awaitable[tuple[int, bool]]]
-"""A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+"""Do a step of removing old data. Return the number of rows that it has removed, and whether there may be more."""
 
 
 @frozen(kw_only=True)
 class PostgresPrefetch:
-    """What a fetch reads for activities that begin with it (`FetchOptions.prefetch`), in the same statement."""
+    """The rows of a guest that a fetch reads in its statement, because activities begin with them
+    (`FetchOptions.prefetch`).
+    """
 
     columns: LiteralString
     """Columns of ``tables``, for the select list."""
     width: int
-    """Their number."""
+    """The number of the columns."""
     tables: LiteralString
     """Outer join of at most one row to each fetched item ``t``, which has ``instance_id`` and ``name``."""
     params: Callable[[Collection[str]], Params]
-    """Its parameters, for the names of the activities."""
+    """Return the parameters of ``tables``, for the names of the activities."""
     read: Callable[[Row], object | None]
-    """Return what the columns of an item say, for `GuestPart.read_ahead`; None: the worker is to read it."""
+    """Return the value of an item's columns, for `GuestPart.read_ahead`; None: the worker has to read it."""
 
 
 @frozen(kw_only=True)
@@ -77,49 +79,51 @@ class PostgresPart:
 
     verbs: Mapping[str, Callable[..., Any]]
     rights: Sequence[Rights]
-    """To all objects of its schema."""
+    """Rights to all objects of its schema."""
     due: LiteralString | None = None
     """Seconds until the guest's loop has something to do, for `Sweep.due`: an expression in the sweep's statement."""
     late: LiteralString | None = None
-    """Seconds for which that has been due, for `QueueStatistics.late`: an expression in the statement of the gauges."""
+    """Seconds for which the loop's work has been due, for `QueueStatistics.late`: an expression in the statement of
+    the gauges.
+    """
     next_due: LiteralString | None = None
-    """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
+    """Future time, in Unix seconds, at which the loop's work will be due next; for `affinity.testing.Env`."""
     remove_old: RemoveOld | None = None
     rounds: Callable[[Database, Retention], Sequence[RoundKind]] | None = None
     """Rounds of removing old data that have to look at each row: see `affinity.provider.rounds`."""
     needs_record: LiteralString | None = None
-    """Whether the guest needs the record ``r``, a row of ``session_states``: a condition in the sweep's statement."""
+    """A condition in the sweep's statement: the guest needs the record ``r``, a row of ``session_states``."""
     awaits: LiteralString | None = None
-    """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
-    condition in the statement of `ProviderConnection.get_waits`.
+    """A condition in the statement of `ProviderConnection.get_waits`: the wait ``w``, a row of ``activity_waits`` with
+    a ``target_id``, belongs to this guest and is not over.
     """
     share_in_action: ShareInAction | None = None
     administered: Callable[[Administration], tuple[LiteralString, Sequence[Any]] | None] | None = None
-    """A statement of the guest, if any, in the transaction of what the owner does to the database."""
+    """Return a statement of the guest, if any, for the transaction in which the owner administers the database."""
     commit: PostgresCommit | None = None
     prefetch: PostgresPrefetch | None = None
 
 
 @cache
 def parts() -> Mapping[str, PostgresPart]:
-    """The parts, by guest."""
+    """Return the parts, by guest."""
     return {guest: module.PART for guest, module in modules("store.postgres").items()}
 
 
 def expressions(field: str) -> dict[str, LiteralString]:
-    """An expression of each part that has one, by guest."""
+    """Return the expression of each part that has one, by guest."""
     found = {guest: getattr(part, field) for guest, part in parts().items()}
     return {guest: expression for guest, expression in found.items() if expression is not None}
 
 
 @cache
 def commits() -> Mapping[str, PostgresCommit]:
-    """How parts are committed, by guest."""
+    """Return the functions that commit parts, by guest."""
     return {guest: part.commit for guest, part in parts().items() if part.commit is not None}
 
 
 def commit_of(guest: str) -> PostgresCommit:
-    """Return how the parts of a guest are committed.
+    """Return the functions that commit the parts of a guest.
 
     Raises:
         InvalidOptions: this provider does not know the guest.
@@ -131,5 +135,5 @@ def commit_of(guest: str) -> PostgresCommit:
 
 @cache
 def prefetches() -> Mapping[str, PostgresPrefetch]:
-    """What fetches read ahead, by guest."""
+    """Return the prefetches, by guest."""
     return {guest: part.prefetch for guest, part in parts().items() if part.prefetch is not None}

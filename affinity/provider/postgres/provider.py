@@ -69,7 +69,7 @@ class PostgresProvider(Database):
 
     * An operation is one statement in autocommit: one round trip, and a paused client holds no lock. Where a single
       snapshot cannot be right (claim, registration, drain), it is several statements in one message.
-    * A verb that users call (`acts`) does the shares of guests by the same statement, while an actor is stated.
+    * While an actor is stated, the statement of a verb that users call (`acts`) includes the shares of guests.
     * READ COMMITTED, and row locks taken in one order everywhere: the caller's ``workers`` row, then ``instances``,
       ``worker_queue``, ``sessions``, ``session_states``, and the rows of guests, each by key. A statement that locks
       rows out of that order skips locked ones.
@@ -133,17 +133,17 @@ class PostgresProvider(Database):
             The schema version before and after.
 
         Raises:
-            InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
+            InvalidUrl, ConnectionLost, AccessDenied: see `open`.
             SchemaMismatch: the database is too new for this code.
         """
         return await migrate_target(Target.parse(url), "affinity", progress)
 
     @classmethod
     async def inspect_schema(cls, url: str) -> SchemaReport:
-        """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
+        """Return the schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
         Raises:
-            InvalidUrl, ConnectionLost, AccessDenied: as for `open`.
+            InvalidUrl, ConnectionLost, AccessDenied: see `open`.
         """
         return await inspect_target(Target.parse(url))
 
@@ -169,7 +169,7 @@ class PostgresProvider(Database):
 
     @property
     def timeline(self) -> str:
-        """Token of the database at the last new connection: each asks before its first call."""
+        """Token of the database at the last new connection: each connection reads it before its first call."""
         return self.connections.timeline.token
 
     @property

@@ -1,4 +1,4 @@
-"""How full the workers are, for rebalancing, and whether it is suspended."""
+"""Rebalancing: the load of the workers, and whether rebalancing is suspended."""
 
 from __future__ import annotations
 

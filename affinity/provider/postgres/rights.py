@@ -1,14 +1,14 @@
-"""Rights of roles other than the one that migrates: clients, readers, workers without DDL, and autoscalers.
+"""Rights of other roles than the owner, which migrates: clients, readers, workers without DDL, and autoscalers.
 
-`RIGHTS` is the kernel's table of role, object and right; guests add theirs. PUBLIC has none: each migration revokes
-what PostgreSQL gives it by default, which is EXECUTE on every function, and gives each role of the table
+`RIGHTS` is the kernel's table of role, object and right; guests add theirs. PUBLIC has no rights: each migration
+revokes the right that PostgreSQL grants by default, EXECUTE on every function, and gives each role of the table
 ``granted_roles`` its rights again.
 
 A client reads, and writes through functions that run with the rights of the role that migrated: it creates instances,
-restarts ended ones, raises events and asks instances to cancel. Guests add functions of their own. These functions
-check all that they are given, in the database: a right to call one is a right to say what a client may say, and no more
-(``schema/12_clients.sql``). A reader has the rights of a client but for these functions. A worker changes rows of all
-tables but the ones that describe the schema and the rights. An autoscaler reads the view ``desired_workers`` and the
+restarts ended instances, raises events and asks instances to cancel. Guests add functions of their own. These functions
+check all their arguments in the database, so the right to call them allows nothing that a client may not do
+(``schema/12_clients.sql``). A reader has the rights of a client without these functions. A worker changes rows of all
+tables, except those that describe the schema and the rights. An autoscaler reads the view ``desired_workers`` and the
 numbers of the migrations.
 """
 
@@ -33,7 +33,7 @@ ROLE_KINDS: Final = ("client", "worker", "scaler", "reader")
 
 RIGHTS: Final[tuple[Rights, ...]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
-    # What says which schema it is, the limits, and who may do what.
+    # The identity of the database, its limits, and the granted roles.
     Rights("TABLE", "timeline quotas granted_roles", client=READ, worker=READ),
     Rights("TABLE", "migrations", client=READ, worker=READ, scaler=READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=READ, worker=f"{CHANGE}, MAINTAIN"),
@@ -57,7 +57,7 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     Rights("SEQUENCE", "epochs orchestrator_queue_id_seq", worker="USAGE, SELECT"),
     # The view `desired_workers` calls it with the rights of its reader.
     Rights("FUNCTION", "clock", client=RUN, worker=RUN, scaler=RUN),
-    # What a client writes with. Each runs with the owner's rights, and checks all that it is given.
+    # The functions with which a client writes. Each runs with the owner's rights, and checks all its arguments.
     Rights(
         "FUNCTION",
         "client_create_instances client_restart_instances client_send_messages",
@@ -65,9 +65,9 @@ RIGHTS: Final[tuple[Rights, ...]] = (
         worker=RUN,
         reader="",
     ),
-    # What reads call.
+    # Called by reads.
     Rights("FUNCTION", "activity_runs", client=RUN, worker=RUN),
-    # With the owner's rights: what each connection asks first. A timeline begins where the server is another one.
+    # With the owner's rights: the first call of each connection. It begins a timeline if the server was replaced.
     Rights("FUNCTION", "read_timeline", client=RUN, worker=RUN),
     # With the owner's rights: a timeline begins for the number that a worker gives.
     Rights("FUNCTION", "establish_timeline", worker=RUN),
@@ -158,7 +158,7 @@ async def change_rights(
     nothing.
 
     Raises:
-        InvalidOptions: a role is named twice, is not there, or owns the schema.
+        InvalidOptions: a role is named twice, does not exist, or owns the schema.
     """
     settings = {"lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s"}
     with translated(target):
@@ -178,15 +178,15 @@ async def change_rights(
 
 
 async def tell_guests(connection: AsyncConnection[Row], done: Administration) -> None:
-    """Run what guests add to the transaction that is open."""
+    """Run the statements of guests in the open transaction."""
     for part in parts().values():
         if part.administered is not None and (asked := part.administered(done)) is not None:
             await connection.execute(*asked)
 
 
 async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None:
-    """Take from PUBLIC what PostgreSQL gives it, and give each role that is remembered its rights and no others; within
-    a transaction.
+    """Revoke the default rights of PUBLIC, and give each remembered role its rights and no others; within a
+    transaction.
     """
     ((known,),) = await _rows(connection, _KNOWN)
     if known:
@@ -197,7 +197,9 @@ async def renew_rights(connection: AsyncConnection[Row], target: Target) -> None
 
 
 async def is_open(connection: AsyncConnection[Row]) -> bool:
-    """Whether PUBLIC may execute a function that this role could take from it: as after a restore without rights."""
+    """Return whether PUBLIC may execute a function on which this role could revoke that: as after a restore without
+    rights.
+    """
     ((found,),) = await _rows(connection, _IS_OPEN)
     return bool(found)
 

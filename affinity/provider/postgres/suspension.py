@@ -21,14 +21,14 @@ async def suspend_instance(db: Database, identity: WorkerIdentity, suspends: Seq
         return []
     params = {
         **caller_params(identity),
-        "instance": Texts(one.instance_id for one in suspends),
-        "generation": Texts(one.generation for one in suspends),
-        "execution": Ints(one.execution_id for one in suspends),
-        "events": Ints(one.event_count for one in suspends),
-        "error_type": Texts(one.error_type for one in suspends),
-        "message": Texts(one.message for one in suspends),
-        "code": Texts(one.code for one in suspends),
-        "needs_code": Bools(one.needs_code for one in suspends),
+        "instance": Texts(suspend.instance_id for suspend in suspends),
+        "generation": Texts(suspend.generation for suspend in suspends),
+        "execution": Ints(suspend.execution_id for suspend in suspends),
+        "events": Ints(suspend.event_count for suspend in suspends),
+        "error_type": Texts(suspend.error_type for suspend in suspends),
+        "message": Texts(suspend.message for suspend in suspends),
+        "code": Texts(suspend.code for suspend in suspends),
+        "needs_code": Bools(suspend.needs_code for suspend in suspends),
     }
     rows = await db.connections.quick.run(_SQL["suspend"], params)
     return flags(len(suspends), (n for (n,) in rows))

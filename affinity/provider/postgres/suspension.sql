@@ -31,7 +31,7 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT n FROM wanted
 
--- resume: suspended instances go on, and may be tried by all; NULL: there is none of this id
+-- resume: suspended instances go on, and may be tried by all; NULL: no instance has this id
 WITH wanted AS MATERIALIZED (
     SELECT i.instance_id, i.status = 'suspended' AS suspended FROM instances i WHERE i.instance_id = ANY (%(instance)s)
     ORDER BY i.instance_id FOR NO KEY UPDATE

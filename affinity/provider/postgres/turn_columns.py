@@ -16,19 +16,19 @@ RESTRICT: Final[LiteralString] = (
     "restrict_items(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
     " %(takeover_after)s, %(fail_after)s)"
 )
-"""Called behind a statement that has queued work items; for `restriction_params`."""
+"""The call after a statement that has queued work items; for `restriction_params`."""
 
 CONSUME: Final[LiteralString] = "consume_messages(%(consumed_of)s, %(consumed)s)"
-"""Called behind the commit; for `consume_params`."""
+"""The call after the commit; for `consume_params`."""
 
 REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_generation)s, %(reply_key)s, %(reply)s)"
-"""Called behind the commit; for `reply_params`."""
+"""The call after the commit; for `reply_params`."""
 
 _NOTHING: Final = InstanceUpdate(status="running")
 
 
 def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
-    """The work items that the turn queues: not parked ones, nor ones that it cancels; none if it ends its instance."""
+    """Return the work items that the turn queues: no parked or cancelled items, and none if it ends its instance."""
     if turn.update is None and not turn.cancel_activities:  # nearly always
         return [item for item in turn.work_items if not item.parked]
     if turn.finishes:
@@ -37,7 +37,7 @@ def sent_items(turn: Turn) -> Sequence[NewWorkItem]:
 
 
 def find_parking(turns: Sequence[Turn]) -> Parking:
-    """The parked items of turns that do not end their executions: with an execution its parked item ends."""
+    """Return the parked items of turns that do not end their executions: a parked item ends with its execution."""
     found: dict[str, tuple[NewWorkItem, Generation]] = {}
     cancelled: list[WorkKey] = []
     for turn in turns:
@@ -51,7 +51,7 @@ def find_parking(turns: Sequence[Turn]) -> Parking:
 
 
 def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]]) -> Columns:
-    """The arguments of ``commit_turns``, without the groups that this batch has no use for.
+    """Return the arguments of ``commit_turns``, without the groups that this batch does not need.
 
     Args:
         turns: in the order of their keys.
@@ -84,7 +84,7 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
 
 
 def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
-    """The parameters of ``restrict_items``: the items that not every worker may take."""
+    """Return the parameters of ``restrict_items``: the items that not every worker may take."""
     return {
         **key_columns([item.key for item in items], "restricted_"),
         "restricted_tag": Texts([item.tag for item in items]),
@@ -94,7 +94,7 @@ def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
 
 
 def reply_params(turns: Sequence[Turn]) -> Columns:
-    """The parameters of ``reply_messages``."""
+    """Return the parameters of ``reply_messages``."""
     replies = [(turn, reply) for turn in turns for reply in turn.replies]
     return {
         "reply_instance": Texts([turn.instance_id for turn, _ in replies]),
@@ -105,7 +105,7 @@ def reply_params(turns: Sequence[Turn]) -> Columns:
 
 
 def consume_params(turns: Sequence[Turn]) -> Columns:
-    """The parameters of `CONSUME`."""
+    """Return the parameters of `CONSUME`."""
     consumed = [(turn.instance_id, message) for turn in turns for message in turn.consumed]
     return {
         "consumed_of": Texts([instance_id for instance_id, _ in consumed]),
@@ -114,7 +114,7 @@ def consume_params(turns: Sequence[Turn]) -> Columns:
 
 
 def fence_check_columns(turns: Sequence[Turn]) -> Columns:
-    """The parameters of ``check_fences``. Acks and states are numbered through all turns, in their order."""
+    """Return the parameters of ``check_fences``. Acks and states are numbered through all turns, in their order."""
     writes = [write for turn in turns for write in turn.states]
     return {
         **_fence_columns(turns),
@@ -126,7 +126,7 @@ def fence_check_columns(turns: Sequence[Turn]) -> Columns:
 
 
 class _Needs(NamedTuple):
-    """The groups of columns that a batch has a use for."""
+    """The groups of columns that a batch needs."""
 
     updates: bool
     removals: bool
@@ -136,7 +136,7 @@ class _Needs(NamedTuple):
 
 
 def _needs(turns: Sequence[Turn]) -> _Needs:
-    """One loop with plain conditions: most turns have a use for none."""
+    """Return the groups that these turns need. It is one loop with plain conditions, because most turns need none."""
     updates = removals = holds = states = runs = False
     for turn in turns:
         if turn.update is not None or turn.custom_status is not None or turn.unread is not None:
@@ -193,7 +193,7 @@ def _item_columns(sent: Sequence[Sequence[NewWorkItem]], items: Sequence[NewWork
 
 
 def fused_params(turn: Turn) -> Columns | None:
-    """The arguments of ``commit_turn`` of a turn that queues work to run here; None for another turn."""
+    """Return the arguments of ``commit_turn`` for a turn that queues work to run here; None for another turn."""
     if len(turn.work_items) != 1 or turn.parts or turn.states or not takes_one_result(turn):
         return None
     (item,) = turn.work_items
@@ -209,14 +209,14 @@ def fused_params(turn: Turn) -> Columns | None:
 
 
 def takes_one_result(turn: Turn) -> bool:
-    """Whether the turn takes one result and writes nothing else than work items, states and parts of guests."""
+    """Return whether the turn takes one result and writes nothing but work items, states and parts of guests."""
     if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
         return False
     return not any(_needs((turn,))._replace(states=False))
 
 
 def result_values(turn: Turn) -> Columns:
-    """The arguments of ``commit_turn`` of a turn that takes one result, without what it writes."""
+    """Return the arguments of ``commit_turn`` for a turn that takes one result, without those for its writes."""
     (ack,) = turn.acks
     return {
         "instance": Text(turn.instance_id),
@@ -272,7 +272,7 @@ def _run_columns(turns: Sequence[Turn]) -> Columns:
 
 
 def _hold_columns(turns: Sequence[Turn]) -> Columns:
-    """Holds that begin and do not end with the same turn, and holds that end."""
+    """Return holds that begin and do not end with the same turn, and holds that end."""
     holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.lasting_holds]
     ended_holds = [(n, hold) for n, turn in _numbered(turns) for hold in turn.ended_holds]
     return {

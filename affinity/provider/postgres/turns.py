@@ -86,7 +86,7 @@ async def commit_turn(
 
 
 def _lone_call(turn: Turn) -> LoneCall | None:
-    """The call that commits this turn if it comes alone; None for a turn that needs more."""
+    """Return the call that commits this turn if it comes alone; None for a turn that needs more."""
     if not turn.parts:
         return LoneCall("commit_turn", values) if (values := fused_params(turn)) else None
     if len(turn.parts) > 1 or len(turn.work_items) > 1 or not takes_one_result(turn):
@@ -100,7 +100,7 @@ async def _commit_one(
     """Commit this turn, and lock its one work item to the caller, or park it.
 
     Raises:
-        Contention: it does not pass, or its item is not to be locked, or may not be parked; nothing was written.
+        Contention: the turn does not pass, or its item cannot be locked, or may not be parked; nothing was written.
     """
     params = {"worker": identity.worker_id, "incarnation": identity.incarnation, **lengths(timeouts), **call.values}
     token = db.token(identity)
@@ -169,7 +169,7 @@ async def _commit(
 
 
 def _parts_to_commit(turns: Sequence[Turn], parking: Parking) -> Mapping[str, Sequence[CommitPart]]:
-    """The parts of a batch, of each guest that has some, or that parks items of it; in the order of `by_guest`."""
+    """Return the parts of a batch by guest, also for guests that only park its items; in the order of `by_guest`."""
     found: dict[str, list[CommitPart]] = {}
     if parking.instances:
         found.update({guest: [] for guest, commit in commits().items() if commit.parks})
@@ -180,7 +180,7 @@ def _parts_to_commit(turns: Sequence[Turn], parking: Parking) -> Mapping[str, Se
 
 
 async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, TurnResult]:
-    """The turns that do not pass, with the reasons."""
+    """Return the turns that do not pass, with the reasons."""
     acks = [(turn.instance_id, ack) for turn in turns for ack in turn.acks]
     writes = [(turn.instance_id, write.new.session_id) for turn in turns for write in turn.states]
     parts = by_guest([(turn.instance_id, part) for turn in turns for part in turn.parts])
@@ -209,7 +209,7 @@ async def _check_fences(db: Database, identity: WorkerIdentity, turns: Sequence[
 
 @cache
 def _fence_checks(guests: tuple[str, ...]) -> LiteralString:
-    """The statement of `_check_fences` for a batch with parts of these guests."""
+    """Return the statement of `_check_fences` for a batch with parts of these guests."""
     return with_guests(
         _SQL["check_fences"], branches="\n".join(f"UNION ALL\n{commit_of(guest).fences}" for guest in guests)
     )
@@ -230,13 +230,13 @@ def _check_refused(error: Contention) -> None:
 def _placed(
     turn: Turn, sent: Sequence[NewWorkItem], places: list[Placed], parking_places: Mapping[WorkKey, Placed]
 ) -> list[Placed]:
-    """The places of all its work items. ``places`` has the places of the items that the commit itself has queued."""
+    """Return the places of all work items of the turn. ``places`` has those of items that the commit itself queued."""
     found = {**parking_places, **{item.key: place for item, place in zip(sent, places, strict=True)}}
     return [found.get(item.key, _NOT_QUEUED) for item in turn.work_items]
 
 
 def _parking_places(parking: Parking, queued: Sequence[str | None] | None) -> dict[WorkKey, Placed]:
-    """The places of items that were to be parked, from the answer of ``park_items``."""
+    """Return the places of items that were to be parked, from the answer of ``park_items``."""
     keys = [item.key for item in parking.items]
     holders = queued if queued is not None else [None] * len(keys)
     return {
@@ -246,14 +246,14 @@ def _parking_places(parking: Parking, queued: Sequence[str | None] | None) -> di
 
 
 class _Written(NamedTuple):
-    """What a turn writes of a session: its record of state, or rows of a guest."""
+    """A write of a turn for a session: its record of state, or rows of a guest."""
 
     row: tuple[str, str]  # guest, or "" for the record of state; session
     session_id: str  # the session of the conflict that is reported if another turn has written it
 
 
 def _written(turn: Turn) -> list[_Written]:
-    """The records of state and the rows of guests that a turn writes or creates."""
+    """Return the records of state and the rows of guests that a turn writes or creates."""
     found = [_Written(("", write.new.session_id), write.new.session_id) for write in turn.states]
     for part in turn.parts:
         found += [_Written((part.guest, session_id), part.session_id) for session_id in part.sessions]
@@ -261,19 +261,19 @@ def _written(turn: Turn) -> list[_Written]:
 
 
 def _writes_twice(turns: Sequence[Turn]) -> bool:
-    written = [each.row for turn in turns for each in _written(turn)]
+    written = [write.row for turn in turns for write in _written(turn)]
     return len(set(written)) < len(written)
 
 
 def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Turns that write what an earlier turn of the batch writes, too; with the ids of the sessions."""
+    """Return turns that write a row which an earlier turn of the batch writes too, with the ids of the sessions."""
     written: set[tuple[str, str]] = set()
     found: list[tuple[str, str]] = []
     for turn in turns:
         own = _written(turn)
-        rows = [each.row for each in own]
-        second = [each for n, each in enumerate(own) if each.row in written or each.row in rows[:n]]
-        found += [(turn.instance_id, each.session_id) for each in second]
+        rows = [write.row for write in own]
+        second = [write for n, write in enumerate(own) if write.row in written or write.row in rows[:n]]
+        found += [(turn.instance_id, write.session_id) for write in second]
         if not second:
             written.update(rows)
     return found
@@ -281,7 +281,7 @@ def _second_writes(turns: Sequence[Turn]) -> list[tuple[str, str]]:
 
 @cache
 def _call_one(function: LiteralString, names: tuple[LiteralString, ...]) -> LiteralString:
-    """The call of this function with these arguments; the others are NULL."""
+    """Return the call of this function with these arguments; the others are NULL."""
     return f"SELECT {call_of(function, names)}"
 
 
@@ -295,7 +295,7 @@ class _Answer:
     holders: Sequence[str | None] | None
 
     def place(self, number: int, item: NewWorkItem) -> Placed:
-        """Where the item went."""
+        """Return the place of the item."""
         if self.locked is None or self.locked[number - 1]:
             token = Token(f"{self.token}.{number}")
             return Placed(to_locked_item(item, token, self.epochs.get(item.session_id)), None)

@@ -57,8 +57,8 @@ async def ack_work_item(
 
 
 async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> Sequence[Row]:
-    """Acks of different items; of no guest do two have parts with a session in common. Return rows with the numbers of
-    the acks that pass.
+    """Ack different items. Return rows with the numbers of the acks that pass. No two acks have parts of one guest with
+    a session in common.
     """
     params = {
         **caller_params(identity),
@@ -84,7 +84,7 @@ async def _ack(db: Database, identity: WorkerIdentity, acks: Sequence[WorkAck], 
 
 @cache
 def _ack_statement(guests: tuple[str, ...]) -> LiteralString:
-    """The statement of acks with parts of these guests, but for its select list."""
+    """Return the statement of acks with parts of these guests, without its select list."""
     commits = [commit_of(guest) for guest in guests]
     tables = "\n".join(commit.ack_tables for commit in commits)
     fences = "\n".join(f"      AND {commit.ack_fence}" for commit in commits)
@@ -115,7 +115,7 @@ async def abandon_work_item(db: Database, identity: WorkerIdentity, items: Seque
 async def release_unknown_locks(
     db: Database, identity: WorkerIdentity, known: Sequence[WorkLock], delivered: Sequence[WorkLock] = ()
 ) -> int:
-    """Reads the whole queue: for the rare case of a lost reply."""
+    """Free unknown locks. Reads the whole queue: for the rare case of a lost reply."""
     params = {
         **caller_params(identity),
         "token": Texts(lock.token for lock in known),
@@ -141,7 +141,7 @@ async def begin_work_item(
 
 
 def lengths(timeouts: Timeouts) -> Params:
-    """Lock lengths as parameters; a session lock that ends later than ``touch_below`` is not worth a write."""
+    """Return lock lengths as parameters; a session lock that ends later than ``touch_below`` is not worth a write."""
     return {
         "item_lock": float(timeouts.work_item_lock),
         "session_lock": float(timeouts.session_lock),
@@ -150,8 +150,8 @@ def lengths(timeouts: Timeouts) -> Params:
 
 
 def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int]]:
-    """The places in groups, in order: of no guest do two acks of a group have parts with a session in common. There is
-    nearly always one group.
+    """Return the places in groups, in order. No two acks of a group have parts of one guest with a session in common.
+    There is nearly always one group.
     """
     groups: list[list[int]] = [[]]
     seen: dict[tuple[str, str], int] = {}
@@ -165,5 +165,5 @@ def _groups(acks: Sequence[WorkAck], places: Sequence[int]) -> Sequence[list[int
 
 
 def _first_places(places: dict[WorkLock, int]) -> list[int]:
-    """The first place of each lock. A lock that comes again is not live any more."""
+    """Return the first place of each lock. When a lock comes again, it has lost its token."""
     return sorted(places.values())

@@ -53,7 +53,7 @@ SELECT r.now, r.draining, (SELECT incarnation FROM workers WHERE worker_id = %(w
 FROM (SELECT) one LEFT JOIN renewed r ON true
 
 -- drain: stop claiming, and free the sessions that run nothing
--- A claim under way has the row of the worker locked too, so each sees what the other did.
+-- A claim under way has the row of the worker locked too, so each sees the effect of the other.
 UPDATE workers SET draining = true
 WHERE worker_id = %(worker)s AND incarnation = %(incarnation)s AND (drain_wanted OR NOT %(if_wanted)s)
 RETURNING 1;

@@ -1,10 +1,10 @@
 """SQLite: the embedded default, one machine, many processes.
 
-`provider` hands each operation to a thread that owns a connection; what the operation does is a plain function of a
+`provider` hands each operation to a thread that owns a connection; the operation itself is a plain function of a
 transaction. Files with the same name do the same in `affinity.provider.postgres`; the SQL of each is in the ``.sql``
 file beside it:
 
-    backend             what a URL of the scheme leads to: open, migrate, inspect, rights
+    backend             operations by URL: open, migrate, inspect, rights
     provider            the class: opening, closing, and all operations together
     workers             names and their leases: register, renew, drain, release, list
     fetching            work items: fetch, and claim the sessions that no worker holds
@@ -15,25 +15,25 @@ file beside it:
     sessions            session leases: check, list
     releasing           session leases: release by hand, and to make room for others
     planned_moves       sessions that move to a named worker: by hand, or because it was offered them
-    moves               the records of moves: list, report what hydrates cost
+    moves               the records of moves: list, report the costs of hydrates
     session_store       the records of session state
     suspension          suspended instances: suspend, retry, resume
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
     replies             keys of messages, and the replies to them
     instances           instances as clients see them: get, list, delete
-    management          what operators look at: origins, work items, executions, trees, counts
+    management          listings for operators: origins, work items, executions, trees, counts
     quotas              limits of one database
     rebalancing         how full the workers are
-    retention           removing what ended long ago
+    retention           removal of instances and histories that ended long ago
     sweep               repair of stale routes, removal of dead rows
-    old_data            what a sweep removes because it is old
+    old_data            removal of old data by a sweep
     activity_waits      activities that wait for instances: begin, end, who waits for whom
     resources           resources that outlive a process
     hints               hints between processes
-    actions             verbs that users call, and what guests add to their transactions
+    actions             verbs that users call, and the shares of guests in their transactions
     changes             changes by session id: the subscription to them, and notices
-    parts               what guests add: verbs, and their share in operations of others
+    parts               the parts of guests: verbs, and their share in operations of others
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

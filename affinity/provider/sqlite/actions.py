@@ -21,7 +21,7 @@ async def run_action(
     work: Callable[[Tx], T],
     judge: Callable[[T], object] = lambda result: result,
 ) -> T:
-    """Do ``work`` in one transaction with the shares of guests; ``judge`` gives what these take of its result."""
+    """Do ``work`` in one transaction with the shares of guests; these receive ``judge`` of its result."""
     shares = _shares_of(actors, call)
 
     def work_with_shares(tx: Tx) -> tuple[T, Sequence[Callable[[], None]]]:

@@ -1,4 +1,4 @@
-"""Changes by session id, of data that guests keep for a session and of replies of instances: as hints are sent."""
+"""Changes by session id, of data that guests keep for a session and of replies of instances; sent like hints."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ registry_lock: Final = Lock()  # providers of one process may live on several ev
 
 
 class Mailbox(ABC, Generic[T]):
-    """A place where news waits for its reader.
+    """A mailbox in which news waits for its reader.
 
     Args:
-        registry: where it is found while it is open.
+        registry: lists it while it is open.
         path: the resolved path of the file.
         watch: called with +1 when the reader begins to wait, with -1 when it ends.
     """
@@ -43,19 +43,19 @@ class Mailbox(ABC, Generic[T]):
         self.came = anyio.Event()
 
     def open(self) -> None:
-        """Be found by the function that sends."""
+        """Register the mailbox, so that senders find it."""
         with registry_lock:
             self._registry[self._path].add(self)
 
     def close(self) -> None:
-        """Be found no more."""
+        """Remove the mailbox from the registry."""
         with registry_lock:
             self._registry[self._path].discard(self)
             if not self._registry[self._path]:
                 del self._registry[self._path]
 
     async def wait_for_news(self, timeout: float) -> None:
-        """Wait until some was received since the last call, for at most ``timeout`` seconds."""
+        """Wait until news has come since the last call, for at most ``timeout`` seconds."""
         if not self.came.is_set():
             self._watch(+1)
             try:
@@ -67,10 +67,10 @@ class Mailbox(ABC, Generic[T]):
 
     @abstractmethod
     def receive(self, news: T) -> None:
-        """Merge news with what waits; on the reader's loop."""
+        """Merge news with the waiting news; on the reader's loop."""
 
     def post(self, news: T) -> None:
-        """As `receive`, from any thread."""
+        """Call `receive` on the reader's loop, from any thread."""
         with suppress(RuntimeError):  # its event loop is closed
             self._loop.call_soon_threadsafe(self.receive, news)
 
@@ -80,7 +80,7 @@ class Subscription(Mailbox[Hint]):
 
     Args:
         path: the resolved path of the file.
-        worker_id: whose hints these are.
+        worker_id: of the worker that receives the hints.
         watch: called with +1 when the worker begins to wait, with -1 when it ends.
     """
 

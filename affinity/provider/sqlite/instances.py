@@ -64,8 +64,8 @@ def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceIn
 
 
 def restart_instances(tx: Tx, restarts: Sequence[Restart]) -> list[bool]:
-    quotas.check_new(tx, [each.new for each in restarts], 0)
-    return [_restart(tx, each.new, each.ended) for each in restarts]
+    quotas.check_new(tx, [restart.new for restart in restarts], 0)
+    return [_restart(tx, restart.new, restart.ended) for restart in restarts]
 
 
 def _restart(tx: Tx, new: NewInstance, ended: Generation) -> bool:

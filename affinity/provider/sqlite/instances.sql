@@ -104,7 +104,7 @@ DELETE FROM history WHERE instance_id IN (SELECT value FROM json_each(:rows));
 -- delete_ended: the ends of all executions of instances
 DELETE FROM ended_executions WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
--- delete_sizes: what is measured of instances
+-- delete_sizes: the measured sizes of instances
 DELETE FROM instance_sizes WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
 -- delete_keys: keys of messages to instances

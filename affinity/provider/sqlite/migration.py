@@ -1,4 +1,4 @@
-"""The schema's version: bringing a file up to date, and refusing one that is not.
+"""The schema's version: bringing a file up to date, and refusing a file that is not.
 
 All pending migrations run in one transaction, under the lock that every writer needs, so ten processes may start at
 once and one of them migrates. See `affinity.provider.schema`.
@@ -41,7 +41,7 @@ from affinity.provider.sqlite.parts import tell_guests
 from affinity_workflows import VERSION
 
 MIGRATIONS: Final = load_migrations(__package__)
-"""All there are; the schema version is their number."""
+"""All migrations; the schema version is their number."""
 
 MIGRATION_WAIT: Final = 6 * MAX_WAIT
 """Seconds that a migration waits for the file: longer than an operation does, for another process may be migrating."""
@@ -57,7 +57,7 @@ def migrate(
 
     Raises:
         SchemaMismatch: the file is too new for this code.
-        ConnectionLost: there is no such directory.
+        ConnectionLost: the directory does not exist.
     """
     with closing(connect(path, create=True)) as connection:
         try:
@@ -71,10 +71,10 @@ def migrate(
 
 
 def inspect(path: Path) -> SchemaReport:
-    """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
+    """Return the schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
     Raises:
-        SchemaMismatch: it is no SQLite database.
+        SchemaMismatch: the file is not a SQLite database.
     """
     if not path.exists():
         return report(SchemaVersion(0, 0), MIGRATIONS, ())
@@ -91,7 +91,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a file whose schema this code may not use.
 
     Raises:
-        SchemaMismatch: it is too new, older, or no schema of ours.
+        SchemaMismatch: the schema is too new, too old, or not affinity's.
     """
     try:
         found = retry_while_busy(lambda: _read(connection, path), MAX_WAIT)
@@ -101,7 +101,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unmigrated(path: Path) -> SchemaMismatch:
-    """The error for a file without our tables."""
+    """Return the error for a file without our tables."""
     return SchemaMismatch(f"{_place(path)} was never migrated: {HOW_TO_MIGRATE}")
 
 
@@ -136,7 +136,7 @@ def _upgrade(
 
 
 def _find_behind(connection: sqlite3.Connection, version: int) -> list[str]:
-    """Epochs, if some are in use that were not issued yet. SQLite itself keeps ids of messages ahead."""
+    """Return the sequence of epochs, if it has not issued all epochs in use. SQLite keeps ids of messages ahead."""
     if not version:
         return []
     (behind,) = connection.execute(timeline.SQL["is_behind"], {"limit": RECENT_RECORDS}).fetchone()
@@ -167,7 +167,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> SchemaVersion:
 
 
 def _split(script: str) -> list[str]:
-    """Statements of a script, since ``executescript`` would commit our transaction first."""
+    """Return the statements of a script, since ``executescript`` would commit our transaction first."""
     statements: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):

@@ -1,4 +1,4 @@
--- park: items, each in place of the one before of its instance
+-- park: items, each in place of the former item of its instance
 REPLACE INTO parked_items (instance_id, execution_id, activity_id, name, session_id, payload)
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3
 FROM json_each(:rows);

@@ -17,13 +17,13 @@ from affinity.records import CommitPart, frozen
 Seconds: TypeAlias = Callable[[Tx], float | None]
 
 ActionShare: TypeAlias = Callable[[Tx, object], Callable[[], None]]
-"""What a guest adds to the transaction of one call of an action, whose result it gets. It returns what is called when
-the transaction was committed.
+"""The share of a guest in the transaction of one call of an action. It receives the result, and returns a function to
+call after the commit.
 """
 
 
 class PartWriter(Protocol):
-    """Checks the fences of a guest's parts of one batch (`CommitPart`), and writes the parts of what passes."""
+    """Checks the fences of a guest's parts of one batch (`CommitPart`), and writes the parts of results that pass."""
 
     def find_conflicts(self, parts: Sequence[CommitPart]) -> list[str]:
         """Return the sessions of the parts of one result that do not pass, also beside what was accepted before."""
@@ -44,12 +44,14 @@ class PartWriter(Protocol):
 
 @frozen(kw_only=True)
 class SqliteCommit:
-    """How the parts of a guest are committed (`CommitPart`)."""
+    """The functions that commit the parts of a guest (`CommitPart`)."""
 
     writer: Callable[[Tx, Sequence[CommitPart]], PartWriter]
-    """Called for a batch that has parts of the guest, with all of them."""
+    """Return the writer for a batch that has parts of the guest. It is called with all of them."""
     find_unparkable: Callable[[Tx, Sequence[str]], set[str]] | None = None
-    """Of a guest that parks work items (`NewWorkItem.parked`): the instances, of these, whose item is to be queued."""
+    """Return those of these instances whose item has to be queued. For a guest that parks work items
+    (`NewWorkItem.parked`).
+    """
 
 
 class Access(NamedTuple):
@@ -68,42 +70,42 @@ class SqlitePart:
     due: Seconds | None = None
     """Seconds until the guest's loop has something to do, for `Sweep.due`."""
     late: Seconds | None = None
-    """Seconds for which that has been due, for `QueueStatistics.late`."""
+    """Seconds for which the loop's work has been due, for `QueueStatistics.late`."""
     next_due: Seconds | None = None
-    """Time, in Unix seconds, at which that will be due next and is not now; for `affinity.testing.Env`."""
+    """Future time, in Unix seconds, at which the loop's work will be due next; for `affinity.testing.Env`."""
     remove_old: Callable[[Tx, Retention], tuple[int, bool]] | None = None
-    """A step of removing old data: the number of rows that it has removed, and whether there may be more."""
+    """Do a step of removing old data. Return the number of rows that it has removed, and whether there may be more."""
     rounds: Callable[[Access, Retention], Sequence[RoundKind]] | None = None
     """Rounds of removing old data that have to look at each row: see `affinity.provider.rounds`."""
     needs_record: LiteralString | None = None
-    """Whether the guest needs the record ``r``, a row of ``session_states``: a condition in the sweep's statement."""
+    """A condition in the sweep's statement: the guest needs the record ``r``, a row of ``session_states``."""
     records_removed: Callable[[Tx, Sequence[str]], object] | None = None
-    """Removes what the guest keeps for these sessions, whose records are being removed."""
+    """Remove the guest's rows for these sessions, whose records are being removed."""
     awaits: LiteralString | None = None
-    """Whether a wait ``w``, a row of ``activity_waits`` with a ``target_id``, is one of this guest that is not over: a
-    condition in the statement of `ProviderConnection.get_waits`.
+    """A condition in the statement of `ProviderConnection.get_waits`: the wait ``w``, a row of ``activity_waits`` with
+    a ``target_id``, belongs to this guest and is not over.
     """
     share_in_action: Callable[[Actors, ActionCall], ActionShare | None] | None = None
-    """What the guest adds to a call of an action; None: the actors are not its own."""
+    """Return the share of the guest in a call of an action; None: the actors are not its own."""
     administered: Callable[[Tx, Administration], None] | None = None
-    """What the guest adds to the transaction of what the owner does to the database."""
+    """Write the guest's rows in the transaction in which the owner administers the database."""
     commit: SqliteCommit | None = None
 
 
 @cache
 def parts() -> Mapping[str, SqlitePart]:
-    """The parts, by guest."""
+    """Return the parts, by guest."""
     return {guest: module.PART for guest, module in modules("store.sqlite").items()}
 
 
 def ask(tx: Tx, field: str) -> dict[str, float | None]:
-    """Seconds of each part that has them, by guest."""
+    """Return the seconds of each part that has this field, by guest."""
     found = {guest: getattr(part, field) for guest, part in parts().items()}
     return {guest: seconds(tx) for guest, seconds in found.items() if seconds is not None}
 
 
 def tell_guests(tx: Tx, done: Administration) -> None:
-    """Run what guests add to the transaction that is open."""
+    """Run the shares of guests in the open transaction."""
     for part in parts().values():
         if part.administered is not None:
             part.administered(tx, done)
@@ -111,7 +113,7 @@ def tell_guests(tx: Tx, done: Administration) -> None:
 
 @cache
 def commits() -> Mapping[str, SqliteCommit]:
-    """How parts are committed, by guest."""
+    """Return the functions that commit parts, by guest."""
     return {guest: part.commit for guest, part in parts().items() if part.commit is not None}
 
 

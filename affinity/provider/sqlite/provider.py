@@ -84,8 +84,8 @@ def _call_weakly(method: WeakMethod[Callable[[], None]]) -> None:
 class SqliteProvider:
     """A `Provider` on one SQLite file, for the processes of one machine.
 
-    Two threads serve it, each with a connection of its own: one for what writes or may come to write, and one for
-    what only reads, which so never waits behind an fsync. Made by `open`.
+    Two threads serve it, each with a connection of its own: one for operations that write or may write, and one for
+    operations that only read, so that a read never waits behind an fsync. Made by `open`.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
@@ -124,7 +124,7 @@ class SqliteProvider:
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it was never migrated, is too old or too new for this code, or is no SQLite database.
+            SchemaMismatch: it was never migrated, is too old or too new for this code, or not a SQLite database.
         """
         followed = timeline or SeenTimeline()
         seen = followed if isinstance(followed, SeenTimeline) else None
@@ -139,20 +139,20 @@ class SqliteProvider:
 
     @classmethod
     async def migrate(cls, path: Path, progress: Progress = log_progress) -> tuple[int, int]:
-        """Create the file if need be and bring its schema up to date; the version before and after.
+        """Create the file if need be and bring its schema up to date. Return the version before and after.
 
         Raises:
             ConnectionLost: its directory is missing.
-            SchemaMismatch: it is too new for this code, or no SQLite database.
+            SchemaMismatch: it is too new for this code, or not a SQLite database.
         """
         return await anyio.to_thread.run_sync(partial(migrate, path, progress=progress))
 
     @classmethod
     async def inspect_schema(cls, path: Path) -> SchemaReport:
-        """The schema's state, and the migrations that `migrate` would apply; nothing is changed.
+        """Return the schema's state, and the migrations that `migrate` would apply; nothing is changed.
 
         Raises:
-            SchemaMismatch: it is no SQLite database.
+            SchemaMismatch: the file is not a SQLite database.
         """
         return await anyio.to_thread.run_sync(inspect, path)
 
@@ -163,7 +163,7 @@ class SqliteProvider:
 
     @property
     def timeline(self) -> str:
-        """Token of the database at the last call that only read; for a worker, at the last one that wrote."""
+        """Token of the database at the last call that only read; for a worker, at the last call that wrote."""
         return self._timeline.token or ""
 
     @property
@@ -238,7 +238,7 @@ class SqliteProvider:
         worker_retention: float,
         retention: Retention = NO_RETENTION,
     ) -> Sweep:
-        """Sweep; old data goes in transactions of their own, so that other writers come in between."""
+        """Sweep. Old data is removed in separate transactions, so that other writers come in between."""
         sweep = partial(sweeping.sweep, session_retention=session_retention, worker_retention=worker_retention)
         done = await self._write(partial(sweep, interval=interval))
         if not done.swept or retention == NO_RETENTION:
@@ -262,7 +262,7 @@ class SqliteProvider:
         return self._subscribed(changes.ChangeSubscription(self._path, self._watch), self._watches)
 
     async def notify_changes(self, session_ids: Collection[str], *, minor: bool = False) -> None:
-        """Subscribers of other processes see the commit that the notice is about."""
+        """Notify the subscribers of this process; subscribers of other processes see the commit itself."""
         if session_ids:
             changes.send_changes(self._path, dict.fromkeys(session_ids, not minor))
 

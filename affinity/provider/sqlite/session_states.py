@@ -23,7 +23,7 @@ SQL: Final = load_statements(__package__, "session_states.sql")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordDeletion:
-    """Which records to remove; see `SessionStore.delete`."""
+    """A selection of records to remove; see `SessionStore.delete`."""
 
     session_ids: Sequence[str]  # each once
     idle_only: bool
@@ -43,7 +43,7 @@ class _FenceRow(NamedTuple):
     lease_epoch: int | None
 
     def is_newer_than(self, epoch: int) -> bool:
-        """Whether the session or its record has a greater epoch."""
+        """Return whether the session or its record has a greater epoch."""
         return max(self.epoch or epoch, self.lease_epoch or epoch) > epoch
 
 
@@ -59,7 +59,9 @@ class FenceChecker:
         self._passed: dict[str, StateWrite] = {}
 
     def find_conflicts(self, writes: Sequence[StateWrite]) -> list[str]:
-        """Sessions whose write does not pass, of the writes of one result; of several of one session the first does."""
+        """Return the sessions whose write does not pass, of the writes of one result. Of several writes of one session
+        only the first passes.
+        """
         seen = set(self._passed)
         refused = []
         for write in writes:
@@ -70,7 +72,7 @@ class FenceChecker:
         return refused
 
     def accept(self, writes: Iterable[StateWrite]) -> None:
-        """The result that these came with passes."""
+        """Note that the result with these writes passes."""
         self._passed.update((write.new.session_id, write) for write in writes)
 
     def write_accepted(self) -> None:
@@ -91,7 +93,7 @@ def encode(
     idempotency_key: str | None = None,
     times: RecordTimes | None = None,
 ) -> dict[str, Any]:
-    """A state as the columns of its record."""
+    """Return a state as the columns of its record."""
     about = new.metadata
     return {
         "session_id": new.session_id,
@@ -143,7 +145,7 @@ def load(tx: Tx, session_id: str) -> SessionRecord | None:
 
 
 def find_doomed(tx: Tx, asked: RecordDeletion) -> list[str]:
-    """The records that a deletion removes, in order."""
+    """Return the records that a deletion removes, in order."""
     families = asked.families or {}
     rows = [
         (name, families.get(name, name), asked.versions.get(name), asked.generations.get(name))
@@ -162,7 +164,7 @@ def delete(tx: Tx, asked: RecordDeletion) -> list[str]:
 
 
 def remove(tx: Tx, doomed: Sequence[str]) -> None:
-    """Remove the records of sessions, and what guests keep for these."""
+    """Remove the records of sessions, and the rows of guests for these sessions."""
     tx.many(SQL["unlabel"], doomed)
     tx.many(SQL["forget_participants"], doomed)
     tx.many(SQL["delete"], doomed)
@@ -194,4 +196,5 @@ def _put(tx: Tx, records: Sequence[dict[str, Any]], found: Mapping[str, _FenceRo
         if record["participants"] != (found[record["session_id"]].participants or "[]")
     }
     tx.many(SQL["forget_participants"], list(participants))
-    tx.many(SQL["add_participants"], [(name, one) for name, every in participants.items() for one in every])
+    added = [(name, participant) for name, every in participants.items() for participant in every]
+    tx.many(SQL["add_participants"], added)

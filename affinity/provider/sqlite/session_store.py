@@ -1,4 +1,4 @@
-"""The session store of a SQLite file: its operations, each handed to the thread that it runs on."""
+"""The session store of a SQLite file: its operations, each handed to the thread that runs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SqliteSessionStore:
     """The records in table ``session_states``. Implements `affinity.SessionStore`.
 
     Args:
-        writer: thread for what writes.
-        reader: thread for what only reads.
+        writer: thread for operations that write.
+        reader: thread for operations that only read.
         database: see `ProviderConnection.database`.
     """
 

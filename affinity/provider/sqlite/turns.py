@@ -3,8 +3,8 @@
 A batch is one transaction. Each turn is checked against its fence. Passing turns are applied together, statement by
 statement: a batch of fifty runs as many statements as a single turn.
 
-Order matters in three places. Instances move on before messages are sent: a finished one takes none. Children are
-created before messages to them. Cancelled work goes last, as the same turn may have queued it. Items are
+Order matters in four places. Instances move on before messages are sent: a finished instance takes none. Children are
+created before messages to them. Cancelled work is removed last, because the same turn may have queued it. Items are
 parked between the writes of guests to the sessions of the activities, which may keep them in the queue, and the writes
 to others, which may unpark them.
 """
@@ -62,18 +62,18 @@ def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Ti
     _move_on(tx, identity, passed)
     checker.write_accepted()
     parts.write_accepted()
-    parked = parking.park(tx, [item for one in passed for item in _parkable(one.turn)])
+    parked = parking.park(tx, [item for accepted in passed for item in _parkable(accepted.turn)])
     parts.write_to_others()
-    named = {item.session_id for one in passed for item in one.turn.work_items if item.session_id is not None}
+    named = {item.session_id for accepted in passed for item in accepted.turn.work_items if item.session_id is not None}
     placer = WorkItemPlacer(tx, identity, named, may_lock=not caller.draining)
-    placed = iter([_place(placer, one.turn, parked) for one in passed])
+    placed = iter([_place(placer, accepted.turn, parked) for accepted in passed])
     placer.queue(timeouts.work_item_lock)
-    acked = {held.session_id for one in passed for held in one.acked if held.session_id is not None}
+    acked = {held.session_id for accepted in passed for held in accepted.acked if held.session_id is not None}
     sessions.touch(tx, identity, acked | placer.sessions_here, timeouts.session_lock, placer.leases)
-    holds.apply(tx, [one.turn for one in passed], timeouts.session_lock)
-    _cancel(tx, [one.turn for one in passed])
-    replies.reply(tx, [one.turn for one in passed if one.turn.replies])
-    if released := [session_id for one in passed for session_id in one.turn.release_sessions]:
+    holds.apply(tx, [accepted.turn for accepted in passed], timeouts.session_lock)
+    _cancel(tx, [accepted.turn for accepted in passed])
+    replies.reply(tx, [accepted.turn for accepted in passed if accepted.turn.replies])
+    if released := [session_id for accepted in passed for session_id in accepted.turn.release_sessions]:
         releasing.release(tx, released)
     return [
         TurnResult(committed=True, placed=next(placed)) if isinstance(outcome, _PassedTurn) else outcome
@@ -82,7 +82,7 @@ def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Ti
 
 
 def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dict[str, _Fence]:
-    """Fences of the instances that the caller owns and that have not finished."""
+    """Return the fences of the instances that the caller owns and that have not finished."""
     arguments = {"instance_ids": to_json([turn.instance_id for turn in turns]), **sessions.caller(tx, identity)}
     return {name: tuple(fence) for name, *fence in tx.gather(SQL["fences"], arguments)}
 
@@ -90,7 +90,7 @@ def _read_fences(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn]) -> dic
 def _check_all(
     turns: Sequence[Turn], fences: dict[str, _Fence], found: Sequence[HeldItemRow | None], checkers: _Checkers
 ) -> list[_PassedTurn | TurnResult]:
-    """Check all turns; ``found`` has what their acks name, one after the other."""
+    """Check all turns; ``found`` has the items that their acks name, one after the other."""
     remaining = iter(found)
     spent: set[int] = set()
     return [_check(turn, list(islice(remaining, len(turn.acks))), fences, spent, checkers) for turn in turns]
@@ -99,7 +99,7 @@ def _check_all(
 def _check(
     turn: Turn, found: Sequence[HeldItemRow | None], fences: dict[str, _Fence], spent: set[int], checkers: _Checkers
 ) -> _PassedTurn | TurnResult:
-    """Check a turn. Rows that it uses up (messages, acks, states, those of guests) are gone for others of the batch."""
+    """Check a turn. Rows that it uses up (messages, acks, states, rows of guests) are gone for others of the batch."""
     states, parts = checkers
     acked = [held for held in found if held is not None and held.id not in spent]
     missing = len(acked) < len(found)
@@ -119,8 +119,8 @@ def _check(
 
 def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_PassedTurn]) -> None:
     """Remove the rows that the turns used up, write their histories, and send their messages."""
-    turns = [one.turn for one in passed]
-    remove(tx, [held for one in passed for held in one.acked])
+    turns = [accepted.turn for accepted in passed]
+    remove(tx, [held for accepted in passed for held in accepted.acked])
     tx.many(SQL["consume"], [(turn.instance_id, message) for turn in turns for message in turn.consumed])
     tx.many(SQL["append"], _events(turns), {"now": tx.now, "worker_id": identity.worker_id})
     tx.many(SQL["add_runs"], [row for turn in turns if turn.runs for row in _runs(turn)])
@@ -137,7 +137,7 @@ def _events(turns: Sequence[Turn]) -> list[tuple[Any, ...]]:
 
 
 def event_rows(instance_id: str, execution_id: int, after: int, events: Sequence[str]) -> list[tuple[Any, ...]]:
-    """The row for "append" of events that are recorded together, behind the first ``after`` of the execution."""
+    """Return the rows for "append" of events that are recorded together, after the first ``after`` of the execution."""
     rows: list[tuple[Any, ...]] = [
         (instance_id, execution_id, number, event) for number, event in enumerate(events, after + 1)
     ]
@@ -160,7 +160,7 @@ def _advance(turn: Turn, to: InstanceUpdate) -> tuple[Any, ...]:
 
 
 def _parkable(turn: Turn) -> list[NewWorkItem]:
-    """Items that a turn parks, unless a guest queues them."""
+    """Return the items that a turn parks, unless a guest queues them."""
     parkable = [item for item in turn.work_items if item.parked]
     if not parkable or turn.ends:
         return []

@@ -31,7 +31,7 @@ Verb: TypeAlias = Callable[Concatenate[VerbRunner, P], Coroutine[Any, Any, T]]
 
 
 def writes(operation: Operation[P, T]) -> Verb[P, T]:
-    """The verb that runs an operation with the lock that writers need."""
+    """Return the verb that runs an operation with the lock that writers need."""
 
     @wraps(operation)
     async def verb(self: VerbRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -41,7 +41,9 @@ def writes(operation: Operation[P, T]) -> Verb[P, T]:
 
 
 def acts(name: str, kind: str, operation: Operation[P, T]) -> Verb[P, T]:
-    """As `writes`, of a verb that users call, an action; ``kind``: of its targets. With ``dry_run`` it only reads."""
+    """Return an action, a verb that users call: like `writes`, but with ``dry_run`` it only reads. ``kind``: of its
+    targets.
+    """
 
     @wraps(operation)
     async def verb(self: VerbRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +55,7 @@ def acts(name: str, kind: str, operation: Operation[P, T]) -> Verb[P, T]:
 
 
 def reads(operation: Operation[P, T]) -> Verb[P, T]:
-    """The verb that runs an operation that only reads."""
+    """Return the verb that runs an operation that only reads."""
 
     @wraps(operation)
     async def verb(self: VerbRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,7 +65,7 @@ def reads(operation: Operation[P, T]) -> Verb[P, T]:
 
 
 def looks_first(operation: Callable[Concatenate[Database, P], T]) -> Verb[P, T]:
-    """The verb whose operation reads, and takes the lock that writers need only when there is something to do."""
+    """Return the verb whose operation reads, and takes the lock that writers need only when there is work to do."""
 
     @wraps(operation)
     async def verb(self: VerbRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:

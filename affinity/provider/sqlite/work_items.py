@@ -27,7 +27,7 @@ class HeldItemRow(NamedTuple):
 
 
 def find(tx: Tx, locks: Sequence[WorkLock]) -> list[HeldItemRow | None]:
-    """The items whose tokens are live, each at the place of its lock."""
+    """Return the items whose tokens are live, each at the place of its lock."""
     if not locks:
         return []
     rows = tx.gather(SQL["find"], {"locks": to_json(locks), "now": tx.now})
@@ -36,7 +36,7 @@ def find(tx: Tx, locks: Sequence[WorkLock]) -> list[HeldItemRow | None]:
 
 
 def find_routes(tx: Tx, first: str = "", last: str = "\U0010ffff") -> list[str]:
-    """The routes of queued items between two, in order."""
+    """Return the routes of queued items between ``first`` and ``last``, in order."""
     return [route for (route,) in tx.rows(SQL["routes"], {"first": first, "last": last})]
 
 
@@ -59,10 +59,10 @@ def check(tx: Tx, locks: Sequence[WorkLock]) -> list[bool]:
 
 
 def ack(tx: Tx, identity: WorkerIdentity, acks: Sequence[WorkAck], timeouts: Timeouts) -> list[bool]:
-    checker = FenceChecker(tx, [one.state for one in acks if one.state is not None])
-    parts = PartWriters(tx, [part for one in acks for part in one.parts])
+    checker = FenceChecker(tx, [work_ack.state for work_ack in acks if work_ack.state is not None])
+    parts = PartWriters(tx, [part for work_ack in acks for part in work_ack.parts])
     first: dict[int, tuple[int, HeldItemRow]] = {}  # of several acks of one item the first counts
-    for place, held in enumerate(find(tx, [one.lock for one in acks])):
+    for place, held in enumerate(find(tx, [work_ack.lock for work_ack in acks])):
         if held is not None:
             first.setdefault(held.id, (place, held))
     done = {place: held for place, held in first.values() if _passes(checker, parts, acks[place])}
@@ -99,12 +99,12 @@ def _tokens(locks: Sequence[WorkLock]) -> str:
     return to_json([lock.token for lock in locks])
 
 
-def _passes(checker: FenceChecker, parts: PartWriters, one: WorkAck) -> bool:
-    states = [] if one.state is None else [one.state]
-    if checker.find_conflicts(states) or parts.find_conflicts(one.parts):
+def _passes(checker: FenceChecker, parts: PartWriters, work_ack: WorkAck) -> bool:
+    states = [] if work_ack.state is None else [work_ack.state]
+    if checker.find_conflicts(states) or parts.find_conflicts(work_ack.parts):
         return False
     checker.accept(states)
-    parts.accept(one.parts)
+    parts.accept(work_ack.parts)
     return True
 
 

@@ -36,7 +36,7 @@ CREATE TABLE worker_queue (
     failures integer NOT NULL DEFAULT 0,
     last_error text, -- of the failure before, for people
     unknown_since timestamptz,
-    -- What a worker must have among its names, beside the item's own, to be given an item that was given back as unknown.
+    -- The name that a worker must register, beside the item's own, to fetch an item that was given back as unknown.
     needs text COLLATE "C",
     enqueued_at timestamptz NOT NULL,
     -- The session in whose order an item stands, and its place there; NULL: it is not ordered. Only the first one has its
@@ -97,8 +97,8 @@ FROM (
         ) h JOIN workers w ON w.worker_id = h.worker_id AND w.incarnation = h.incarnation
         WHERE w.locked_until > clock()
     ) AS held, (
-        -- Sessions with work, and without a holder. The routes are the ones of any worker, with and without an offer, and
-        -- of workers that died: where none is left, no sweep changes them.
+        -- Sessions with work, and without a holder. The routes are those of any worker, with and without an offer, and
+        -- of workers that died: without workers, no sweep changes them.
         SELECT count(DISTINCT q.session_id)
         FROM (
             SELECT session_id, visible_at FROM worker_queue WHERE route >= 'new' AND route < 'new;'
@@ -357,8 +357,8 @@ EXECUTE FUNCTION notify_watchers();
 CREATE TRIGGER session_removed BEFORE DELETE ON sessions
 FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
 
--- Activities that wait for an instance to end (target_id: NULL), or for what a guest keeps under its id: target_id and seq
--- say what to that guest. lock_token: of their work items; when the lock is over, so is the wait.
+-- Activities that wait for an instance to end (target_id: NULL), or for data that a guest keeps under its id; target_id
+-- and seq name the data to that guest. lock_token: of their work items; when the lock is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id bigint PRIMARY KEY,
     instance_id text COLLATE "C" NOT NULL,

@@ -118,8 +118,8 @@ BEGIN
         bytes = excluded.bytes;
 END $$;
 
--- The bytes of a measured instance: of its events, and of its messages that are no timers. NULL: the limit was lifted meanwhile.
--- A function, so that statements plan and read none of this while there is no quota.
+-- The bytes of a measured instance: of its events, and of its messages except timers. NULL: the limit has been lifted.
+-- It is a function, so that statements plan and read none of this without a quota.
 CREATE FUNCTION instance_bytes(_instance text, _generation text) RETURNS bigint LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     RETURN (SELECT z.bytes FROM instance_sizes z WHERE z.instance_id = _instance AND z.generation = _generation) + (
@@ -181,7 +181,7 @@ CREATE FUNCTION send_keyed_messages(
 #variable_conflict use_column
 DECLARE
     fresh bigint[]; -- messages with a key that their instance has not got yet
-    sent bigint[];  -- all messages but the ones whose key is there
+    sent bigint[];  -- all messages but those whose key is there
 BEGIN
     PERFORM FROM instances i
     WHERE i.instance_id = ANY (ARRAY(

@@ -1,4 +1,4 @@
--- Turns: what a worker commits in one transaction.
+-- Turns: the commits of workers, each in one transaction.
 
 -- The fence of a turn: the worker owns the instance, and the instance is at the point of its history that the worker knows.
 CREATE FUNCTION passes_fence(i instances, _worker text, _incarnation text, _generation text, _execution bigint, _events bigint)
@@ -36,7 +36,7 @@ CREATE FUNCTION commit_turns(
     _here text[],
     -- Placement. NULL: all items are visible immediately and to be locked by the caller.
     _item_here boolean[] = NULL, _item_claim boolean[] = NULL, _item_delay float8[] = NULL,
-    -- Updates: what a turn says of its instance beyond its history.
+    -- Updates: changes of a turn to its instance, beside the history.
     _status text[] = NULL, _version text[] = NULL, _custom_status text[] = NULL, _output text[] = NULL,
     _error text[] = NULL, _continued boolean[] = NULL, _unread bigint[] = NULL,
     -- Removals, instances that finish, children and messages.

@@ -1,14 +1,15 @@
--- What a client may write. Its role has no right to write to a table: it calls these functions, which run with the owner's rights.
--- A right to call one is a right to say only what a client may say, so each function checks all that it is given: the library's
--- checks do not exist for a role of the database. The functions without a check that they call are for workers.
+-- Writes of clients. A client's role has no right to write to a table: it calls these functions, which run with the
+-- owner's rights. Each function checks all its arguments, so the right to call it allows nothing that a client may not
+-- do: the library's checks do not exist for a role of the database. The functions without a check that they call are
+-- for workers.
 
--- Refuses what a client may not say.
+-- Refuses an argument that a client may not pass.
 CREATE FUNCTION deny_client(_what text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     RAISE insufficient_privilege USING MESSAGE = 'affinity: a client may not ' || _what;
 END $$;
 
--- Refuses a text that is no id (`check_id` in affinity/limits.py); NULLs pass.
+-- Refuses texts that are not valid ids (`check_id` in affinity/limits.py); NULLs pass.
 CREATE FUNCTION check_client_ids(_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
@@ -18,13 +19,13 @@ BEGIN
     END IF;
 END $$;
 
--- A JSON text, read; refused if a worker could not read it: no JSON, too large, nested too deep, or with a number of thousands of
--- digits. A NUL in it, which jsonb has not, is read as another control character.
+-- Parses a JSON text. Refuses a text that a worker could not read: not JSON, too large, nested too deep, or with a
+-- number of thousands of digits. A NUL in it, which jsonb cannot hold, is read as another control character.
 CREATE FUNCTION read_client_json(_text text) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
     document jsonb;
 BEGIN
-    IF octet_length(_text) > 3145728 THEN -- `MAX_PAYLOAD_BYTES`, and what is around it
+    IF octet_length(_text) > 3145728 THEN -- `MAX_PAYLOAD_BYTES`, and the JSON around the payload
         PERFORM deny_client('send a payload of more than 3 MiB');
     END IF;
     document := replace(_text, '\u0000', '\u0001')::jsonb;
@@ -36,7 +37,8 @@ BEGIN
     RETURN document;
 END $$;
 
--- Whether all fields of a JSON object are among these, each of its type; false: it is no object. A type '*' is any.
+-- True if all fields of a JSON object are among these, each of its type; false if it is not an object. The type '*' is
+-- any type.
 CREATE FUNCTION has_fields(_document jsonb, _types jsonb) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF jsonb_typeof(_document) IS DISTINCT FROM 'object' THEN

@@ -19,9 +19,10 @@ CREATE INDEX orchestrator_queue_timers ON orchestrator_queue (instance_id, timer
 
 -- route: 'w:W' of the holder W of its session, 'new:W' of a worker W to which the session moves, 'new' of a session without a
 -- holder, 'free' without a session; 'new#TAG' and 'free#TAG' with a tag, which only workers with the tag read; 'blocked' behind
--- another item in its session's order. needs: what a worker must have among its names, beside the item's own, to be given an
--- item that was given back as unknown. order_session, order_number: the session in whose order an item stands, and its place
--- there; items behind the first have no session_id, so that no statement which looks for the items of a session finds them.
+-- another item in its session's order. needs: the name that a worker must register, beside the item's own, to fetch an
+-- item that was given back as unknown. order_session, order_number: the session in whose order an item stands, and its
+-- place there; items behind the first have no session_id, so that no statement which looks for the items of a session
+-- finds them.
 -- takeover_after, fail_after: seconds that it waits for a slot of the holder of its session before another worker may take the
 -- session over, and before it fails; waits_since, attend_at: since when it waits, and when that has to be checked.
 CREATE TABLE worker_queue (
@@ -133,8 +134,8 @@ BEGIN
     DELETE FROM parked_items WHERE instance_id = NEW.instance_id;
 END;
 
--- Activities that wait for an instance to end (target_id: NULL), or for what a guest keeps under its id: target_id and seq
--- say what to that guest. lock_token: of their work items; when the lock is over, so is the wait.
+-- Activities that wait for an instance to end (target_id: NULL), or for data that a guest keeps under its id; target_id
+-- and seq name the data to that guest. lock_token: of their work items; when the lock is over, so is the wait.
 CREATE TABLE activity_waits (
     wait_id      INTEGER PRIMARY KEY,
     instance_id  TEXT NOT NULL,
