@@ -37,10 +37,10 @@ from affinity.provider.contract import (
 from affinity.provider.history import history_pages
 
 MOVE_SECONDS: Final = 60.0
-"""For how long a move by hand waits for running work of its session, unless another time is given."""
+"""Seconds that a move by hand waits for running work of its session, unless another time is given."""
 
 MOVE_POLL_SECONDS: Final = 0.1
-"""Between two looks at a session that is to move."""
+"""Seconds between two looks at a session that is to move."""
 
 SessionMoveOutcome: TypeAlias = Literal["planned", "moved", "given_up", "not_held", "unavailable"]
 
@@ -79,7 +79,7 @@ class Administration(Inspection):
 
     @action("resume", "instance")
     async def resume_many(self, instance_ids: Iterable[str]) -> Sequence[Resumption]:
-        """Resume instances in few round trips: for each "resumed", "unknown" or "not_suspended".
+        """Resume instances in few round trips: return for each "resumed", "unknown" or "not_suspended".
 
         Raises:
             InvalidId: an id is refused; nothing was changed.
@@ -117,8 +117,8 @@ class Administration(Inspection):
             The number of the new execution.
 
         Raises:
-            UnknownInstance: there is none.
-            InvalidInput: there is no such event, or an event before it cannot be read.
+            UnknownInstance: no instance has this id.
+            InvalidInput: the event does not exist, or an event before it cannot be read.
             Contention: in every attempt, the instance took a turn after its history was read.
         """
         for _ in range(MAX_RESETS):
@@ -129,10 +129,10 @@ class Administration(Inspection):
         raise _busy_instance(instance_id)
 
     async def preview_reset(self, instance_id: str, *, to_event: int) -> ResetPreview:
-        """What `reset` would do now: what it keeps, and what happens again. Changes nothing.
+        """Preview `reset`: return the part that it would keep, and the part that would happen again. Changes nothing.
 
         Raises:
-            UnknownInstance, InvalidInput, Contention: as for `reset`.
+            UnknownInstance, InvalidInput, Contention: see `reset`.
         """
         return preview_of(*await self._plan_reset(instance_id, to_event))
 
@@ -227,8 +227,8 @@ class Administration(Inspection):
 
     @action("suspend rebalancing", "", "", "suspended")
     async def suspend_rebalancing(self, *, suspended: bool = True) -> None:
-        """Have no worker offer sessions to others any more, or (False) again. Offers that were made stay, while their
-        sessions are idle.
+        """Stop workers from offering sessions to other workers, or let them offer again (False). Earlier offers stay
+        while their sessions are idle.
         """
         await retry(partial(self._provider.suspend_rebalancing, suspended=suspended))
 
@@ -238,7 +238,7 @@ class Administration(Inspection):
         their work ends. It stays registered, and drains again after a restart, until `resume_worker`.
 
         Raises:
-            UnknownWorker: there is none of this name.
+            UnknownWorker: no worker has this name.
             InvalidId: the id is refused.
         """
         await self._set_drain_wanted(worker_id, wanted=True)
@@ -248,7 +248,7 @@ class Administration(Inspection):
         """Let a worker take work again after `drain_worker`.
 
         Raises:
-            UnknownWorker: there is none of this name.
+            UnknownWorker: no worker has this name.
             InvalidId: the id is refused.
         """
         await self._set_drain_wanted(worker_id, wanted=False)
@@ -266,7 +266,7 @@ class Administration(Inspection):
         may do so.
 
         Raises:
-            InvalidOptions: a limit is no integer from 1 to `limits.MAX_QUOTA`.
+            InvalidOptions: a limit is not an integer from 1 to `limits.MAX_QUOTA`.
             AccessDenied: this role may not set limits.
         """
         await retry(partial(self._provider.set_quotas, check_quotas(quotas)))
@@ -279,8 +279,8 @@ class Administration(Inspection):
         theirs, unless ``keep_children``. A parent that still waits for it gets `OrchestrationFailed`.
 
         Raises:
-            UnknownInstance: there is none.
-            InstanceNotFinished: it is running, or one that goes with it, and ``force`` is not given.
+            UnknownInstance: no instance has this id.
+            InstanceNotFinished: it, or an instance that goes with it, is running, and ``force`` is not given.
             InvalidId: the id is refused.
         """
         wanted = [check_id(instance_id, "instance id")]
@@ -301,8 +301,8 @@ class Administration(Inspection):
         """Remove instances that ended long ago, each with its history and its sub-orchestrations, oldest first.
 
         A sub-orchestration goes with its parent and never before it. A tree stays while a member of it has not ended
-        for that long: running and suspended ones are never removed. It goes in steps: an interrupted call keeps its
-        progress, and may be repeated.
+        for that long: running and suspended instances are never removed. It works in steps: an interrupted call keeps
+        its progress, and may be repeated.
 
         Args:
             older_than: seconds since the end, by the database's clock.

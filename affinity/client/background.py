@@ -44,11 +44,11 @@ P = TypeVar("P", bound=ClientPart)
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
 
 IsAwaited = Callable[[InstanceInfo], bool]
-"""Whether the instance is in the awaited state."""
+"""Return whether the instance is in the awaited state."""
 
 
 def has_ended(info: InstanceInfo) -> bool:
-    """Whether the instance has ended, well or not."""
+    """Return whether the instance has ended, well or not."""
     return info.status in FINISHED
 
 
@@ -85,7 +85,7 @@ class Waiters:
         """Return the instance once it is in the awaited state; by default once it has ended.
 
         Raises:
-            UnknownInstance: there is none, or it was deleted meanwhile.
+            UnknownInstance: no instance has this id, or it was deleted meanwhile.
             ProviderError: the poll failed after its retries.
         """
         key = instance_id, is_awaited
@@ -131,7 +131,7 @@ class Waiters:
                 self._settle(watch, ClientError("the client was closed during the wait"))
 
     async def _poll(self) -> float:
-        """Poll all instances that are due; returns the seconds until the next one is."""
+        """Poll all instances that are due; return the seconds until the next instance is due."""
         now = anyio.current_time()
         due: dict[str, list[_InstanceWait]] = {}
         for watch in self._watches.values():
@@ -286,7 +286,7 @@ class ClientBase(AsyncBlock):
         return [*self._waiters.awaited, *self._changes.awaited]
 
     def _look_now(self) -> None:
-        """Have all waits look now."""
+        """Make all waits look now."""
         self._waiters.look_now()
         self._changes.notify({})
 

@@ -26,7 +26,7 @@ PruneProgress: TypeAlias = Callable[[int], None]
 """Called after each step of pruning with the number removed so far."""
 
 RETRY_SECONDS: Final = 15.0
-"""How long a call that may safely be made twice outlasts a database that does not answer."""
+"""Seconds for which a call that may safely be made twice outlasts a database that does not answer."""
 
 FIRST_PAUSE: Final = 0.02
 """Longest pause in seconds before the second attempt; later ones grow."""
@@ -51,7 +51,7 @@ async def retry(
         unless: transient errors after which it is not repeated.
 
     Raises:
-        ProviderError: one that is not transient, or the last one when the time is over.
+        ProviderError: an error that is not transient, or the last error when the time is over.
     """
 
     def is_transient(error: BaseException) -> bool:
@@ -82,7 +82,7 @@ async def retry_on(
 
     Raises:
         WrongEventLoop: the caller does not run on this loop.
-        ProviderError: as for `retry`.
+        ProviderError: see `retry`.
     """
     check_loop(loop, what)
     return await retry(verb, idempotent=idempotent)
@@ -100,7 +100,7 @@ def _closed() -> errors.ClientError:
 
 
 def unknown_instance(instance_id: str) -> UnknownInstance:
-    """The error for an id that no instance has."""
+    """Return the error for an id that no instance has."""
     return UnknownInstance(f"no instance has the id {instance_id!r}")
 
 
@@ -136,14 +136,14 @@ def no_progress(_: int) -> None:
 
 
 def check_quotas(quotas: Quotas) -> Quotas:
-    """Return them if each is None or an integer from 1 to `MAX_QUOTA`.
+    """Return the quotas, if each is an integer from 1 to `MAX_QUOTA`, or None.
 
     Raises:
-        InvalidOptions: one is anything else.
+        InvalidOptions: a quota is anything else.
     """
-    for each in fields(quotas):
-        if (limit := getattr(quotas, each.name)) is not None:
-            check_integer(limit, each.name, 1, MAX_QUOTA)
+    for quota in fields(quotas):
+        if (limit := getattr(quotas, quota.name)) is not None:
+            check_integer(limit, quota.name, 1, MAX_QUOTA)
     return quotas
 
 
@@ -151,7 +151,7 @@ def check_deletion(instance_id: str, deletion: Deletion) -> None:
     """Raise unless the instance was deleted.
 
     Raises:
-        UnknownInstance, InstanceNotFinished: why it was not.
+        UnknownInstance, InstanceNotFinished: the reason why it was not.
     """
     if deletion == "unknown":
         raise unknown_instance(instance_id)

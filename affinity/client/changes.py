@@ -1,7 +1,7 @@
 """The waits for changes of sessions in this process: hints, and a poll once a second as the safety net.
 
 All waits of a client share one subscription of the provider (`ProviderConnection.watch_changes`), which is open while
-there are any. A hint may be lost, so once a second all waits are notified anyway. They read at the same time, and
+there are waits. A hint may be lost, so once a second all waits are notified anyway. They read at the same time, and
 share one call to read (`batching.Batcher`): at most one statement a second, however many wait.
 """
 
@@ -25,16 +25,16 @@ from affinity.tasks import check_loop
 logger: logging.Logger = logging.getLogger("affinity.client")
 
 SAFETY_SECONDS: Final = 1.0
-"""Between two polls."""
+"""Seconds between two polls."""
 
 LINGER_SECONDS: Final = 10.0
-"""How long the subscription stays open when nothing waits: the next wait need not open it."""
+"""Seconds for which the subscription stays open when nothing waits, so that the next wait need not open it."""
 
 MAX_CHANGED: Final = 10_000
-"""Sessions that are noted for one `AllChanges`; beyond, any may have changed."""
+"""Sessions that are noted for one `AllChanges`. Beyond this number, any session may have changed."""
 
 ALL: Final = ""
-"""In place of a session's id: all sessions."""
+"""Stands for all sessions, in place of a session's id."""
 
 Watch = Callable[[], AbstractAsyncContextManager[ChangeWatch]]
 Listener = Callable[[Mapping[str, bool]], None]
@@ -60,7 +60,7 @@ class Change:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no notification came since it began to wait."""
+        """True if no notification has come since it began to wait."""
         return self._waiting is not None and not self._waiting.done()
 
     def notify(self, now: float, changed: Mapping[str, bool] | None = None) -> None:
@@ -89,7 +89,7 @@ class Change:
 
 
 class AllChanges(Change):
-    """Waits for changes of any session, from its making until `leave`."""
+    """Waits for changes of any session, from its creation until `leave`."""
 
     __slots__ = ("_any", "_changed", "_changes")
 
@@ -106,7 +106,7 @@ class AllChanges(Change):
         super().notify(now)
 
     def take(self) -> Mapping[str, bool] | None:
-        """The sessions that changed since the last call, as `ChangeWatch.wait` returns them; None: any may have."""
+        """Return the sessions that changed since the last call, as `ChangeWatch.wait` returns them; None: any."""
         changed, self._changed = self._changed, {}
         is_any, self._any = self._any, False
         return None if is_any else changed
@@ -173,17 +173,17 @@ class Changes:
         return change
 
     def add(self, change: Change) -> None:
-        """Notify it of changes."""
+        """Notify this wait of changes."""
         self._changes.setdefault(change.session_id, set()).add(change)
         self._wanted.set()
 
     def remove_soon(self, change: Change) -> None:
-        """Stop its notifications; from any thread."""
+        """Stop the notifications of a wait; from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.remove, change)
 
     def remove(self, change: Change) -> None:
-        """Stop its notifications."""
+        """Stop the notifications of a wait."""
         changes = self._changes[change.session_id]
         changes.discard(change)
         if not changes:
@@ -201,7 +201,7 @@ class Changes:
             raise ClientError("the client is closed")
 
     def notify(self, changed: Mapping[str, bool]) -> None:
-        """These may have changed, as `ChangeWatch.wait` returns them."""
+        """Notify the waits for these sessions, as `ChangeWatch.wait` returns them."""
         now = asyncio.get_running_loop().time()
         for change in self._changes.get(ALL, ()):
             change.notify(now, changed)
@@ -292,7 +292,7 @@ class ChangeScope:
         self.leave()
 
     def leave(self) -> None:
-        """End the block, as of a scope that was entered without ``async with``."""
+        """End the block of a scope that was entered without ``async with``."""
         self._changes.remove(self.change)
 
     def leave_soon(self) -> None:

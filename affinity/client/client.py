@@ -83,7 +83,7 @@ class KernelClient(Administration, RegisteredCalls):
     """The calls of the kernel; `affinity.Client` has those of the guests too."""
 
     def __init__(self, url: str) -> None:
-        """A client of the database at ``url``, which is opened on entry.
+        """Create a client of the database at ``url``, which is opened on entry.
 
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: on entry, as `affinity.provider.open_provider`.
@@ -93,7 +93,7 @@ class KernelClient(Administration, RegisteredCalls):
 
     @classmethod
     def from_provider(cls, provider: Provider) -> Self:
-        """A client on an open provider, which stays the caller's to close."""
+        """Return a client on an open provider, which the caller has to close."""
         client = cls("")
         client._given = provider
         return client
@@ -122,8 +122,8 @@ class KernelClient(Administration, RegisteredCalls):
         if_ended: IfEnded = "return",
         force: bool = False,
     ) -> Handle[Any]:
-        """Start an instance; for the id of an instance of the same orchestration, return that one. The handle says
-        which (`Handle.outcome`).
+        """Start an instance; for the id of an instance of the same orchestration, return that instance. The
+        handle says which (`Handle.outcome`).
 
         Args:
             orchestration: a registered function, whose annotations type input and result, or a name.
@@ -176,39 +176,39 @@ class KernelClient(Administration, RegisteredCalls):
             raise refusal
         return [
             Handle(
-                instance_id=one.new.instance_id,
-                outcome=one.outcome,
+                instance_id=settled.new.instance_id,
+                outcome=settled.outcome,
                 _client=self,
                 _result=result_codec(start.orchestration),
             )
-            for start, one in zip(wanted, pending, strict=True)
+            for start, settled in zip(wanted, pending, strict=True)
         ]
 
     async def _settle_starts(self, pending: Sequence[PendingStart]) -> None:
         left = pending
         while left:
-            free = [one for one in left if one.is_free]
+            free = [start for start in left if start.is_free]
             for batch in batches(free, _start_size):
-                created_now = await self._begin(self._provider.create_instance, [one.new for one in batch])
-                for one, created in zip(batch, created_now, strict=True):
-                    one.outcome = "created" if created else None
-            ended = [(one, one.ended) for one in left if one.ended is not None]
-            for part in batches(ended, lambda each: _start_size(each[0])):
-                restarts = [Restart(new=one.new, ended=generation) for one, generation in part]
+                created_now = await self._begin(self._provider.create_instance, [start.new for start in batch])
+                for start, created in zip(batch, created_now, strict=True):
+                    start.outcome = "created" if created else None
+            ended = [(start, start.ended) for start in left if start.ended is not None]
+            for part in batches(ended, lambda pair: _start_size(pair[0])):
+                restarts = [Restart(new=start.new, ended=generation) for start, generation in part]
                 restarted = await self._begin(self._provider.restart_instance, restarts)
-                for (one, _), done in zip(part, restarted, strict=True):
-                    one.outcome = "restarted" if done else None
-            left = [one for one in left if not one.is_settled]
-            ids = list(dict.fromkeys(one.new.instance_id for one in left))
+                for (start, _), done in zip(part, restarted, strict=True):
+                    start.outcome = "restarted" if done else None
+            left = [start for start in left if not start.is_settled]
+            ids = list(dict.fromkeys(start.new.instance_id for start in left))
             found = {info.instance_id: info for batch in batches(ids) for info in await self._look_up(batch) if info}
-            for one in left:
-                one.look_at(found.get(one.new.instance_id))
-            left = [one for one in left if not one.is_settled]
+            for start in left:
+                start.look_at(found.get(start.new.instance_id))
+            left = [start for start in left if not start.is_settled]
 
     async def _begin(
         self, verb: Callable[[Sequence[T]], Awaitable[Sequence[bool]]], batch: Sequence[T]
     ) -> Sequence[bool]:
-        """Create or restart instances; returns which of them."""
+        """Create or restart instances; return for each whether it was."""
         begun = await retry(partial(verb, batch))
         if any(begun):
             self._hints.notify_all()
@@ -221,7 +221,7 @@ class KernelClient(Administration, RegisteredCalls):
     @overload
     def handle(self, instance_id: str, orchestration: str | None = ...) -> Handle[Any]: ...
     def handle(self, instance_id: str, orchestration: Orchestration | None = None) -> Handle[Any]:
-        """A handle of an instance that other code starts. Nothing is sent, so it need not be there yet.
+        """Return a handle of an instance that other code starts. Nothing is sent, so it need not exist yet.
 
         Args:
             instance_id: the instance.
@@ -229,7 +229,7 @@ class KernelClient(Administration, RegisteredCalls):
 
         Raises:
             InvalidId: the id is refused.
-            InvalidApp: the function is no registered orchestration.
+            InvalidApp: the function is not a registered orchestration.
         """
         codec = None if orchestration is None else result_codec(orchestration)
         checked = check_id(instance_id, "instance id")
@@ -310,15 +310,15 @@ class KernelClient(Administration, RegisteredCalls):
             idempotency_key: the instance receives one event per key. A later call with the same key, by any client,
                 delivers nothing and returns the same reply. Default: a random key. The key and the reply are kept as
                 for `raise_event`.
-            start: when there is no instance of this id, one is started: an orchestration, ``(orchestration, input)``,
-                or a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
+            start: the instance to start when no instance has this id: an orchestration, ``(orchestration, input)``, or
+                a `Start`. When it has ended without an event of this key, ``if_ended`` of the `Start` applies.
             timeout: seconds; None: forever.
-            force: as for `raise_event` and `start`.
+            force: see `raise_event` and `start`.
 
         Raises:
             NoReply: the instance has ended without a reply.
-            WaitTimeout: there is no reply yet. The event, if it was sent, stays: ask again with the same key.
-            UnknownInstance: there is none, and ``start`` was not given; or it was deleted meanwhile.
+            WaitTimeout: no reply has come. The event, if it was sent, stays: ask again with the same key.
+            UnknownInstance: no instance has this id, and ``start`` was not given; or it was deleted meanwhile.
             InstanceExists: the id belongs to an instance of another orchestration than ``start``; nothing was sent.
             InstanceFinished, TooManyUnreadEvents, QuotaExceeded: nothing was sent.
             InvalidInput: an id, the key, the event, or the input is refused.
@@ -371,7 +371,7 @@ class KernelClient(Administration, RegisteredCalls):
                 span.set({INSTANCE_ATTRIBUTE: messages[0].instance_id})
             if not force:
                 await self._check_events(wanted)
-            parts = batches(messages, lambda each: len(each.payload))
+            parts = batches(messages, lambda message: len(message.payload))
             return [delivery for batch in parts for delivery in await self._send(batch)]
 
     @action("cancel", "instance", "instance_id", "reason")
@@ -386,11 +386,13 @@ class KernelClient(Administration, RegisteredCalls):
         check_delivery(instance_id, delivery)
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
-        # Contention changed nothing; after a lost connection, another try could be a duplicate of one without a key.
+        # Contention changed nothing; after a lost connection, another try could duplicate an event without a key.
         keyed = all(message.key is not None for message in batch)
         deliveries = await retry(partial(self._provider.send_message, batch), idempotent=keyed)
         sent = zip(batch, deliveries, strict=True)
-        self._hints.notify_owners(message.instance_id for message, one in sent if one in {"delivered", "repeated"})
+        self._hints.notify_owners(
+            message.instance_id for message, delivery in sent if delivery in {"delivered", "repeated"}
+        )
         return deliveries
 
     # -- waiting
@@ -400,7 +402,7 @@ class KernelClient(Administration, RegisteredCalls):
     @overload
     async def wait(self, instance_id: str, timeout: float | None = ..., *, type: TypeForm[T]) -> T: ...
     async def wait(self, instance_id: str, timeout: float | None = None, *, type: Any = Any) -> Any:
-        """The output of an instance, once it has ended.
+        """Wait until an instance has ended, and return its output.
 
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
@@ -409,8 +411,8 @@ class KernelClient(Administration, RegisteredCalls):
 
         Raises:
             OrchestrationFailed, OrchestrationCancelled: how it ended instead.
-            WaitTimeout: it has not ended; the error says what it waits for.
-            UnknownInstance: there is none, or it was deleted meanwhile.
+            WaitTimeout: it has not ended; the error has the reason why it waits.
+            UnknownInstance: no instance has this id, or it was deleted meanwhile.
             NotSerializable: the output is not of that type.
         """
         return await self._wait_decoded(instance_id, timeout, Codec(type, "output of the instance"))
@@ -425,17 +427,17 @@ class KernelClient(Administration, RegisteredCalls):
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
-        """The instance once it has ended, well or not; a failure is returned, not raised.
+        """Wait until an instance has ended, well or not, and return it; a failure is returned, not raised.
 
         Raises:
-            WaitTimeout, UnknownInstance: as for `wait`.
+            WaitTimeout, UnknownInstance: see `wait`.
         """
         return instance_of(await self._ended(instance_id, timeout))
 
     async def wait_status(
         self, instance_id: str, *, changed_from: Instance | None = None, timeout: float | None = None
     ) -> Instance:
-        """The instance once its status or custom status is another one than in ``changed_from``, or once it has ended.
+        """Return the instance once its status or custom status differs from ``changed_from``, or once it has ended.
 
         ::
 
@@ -444,7 +446,7 @@ class KernelClient(Administration, RegisteredCalls):
                 print(seen.custom_status)
                 seen = await client.wait_status("chat-17", changed_from=seen)
 
-        Statuses that follow each other quickly may be passed over: the latest one is returned.
+        Statuses that follow each other quickly may be passed over: the latest is returned.
 
         Args:
             instance_id: the instance; it follows ``continue_as_new``.
@@ -453,7 +455,7 @@ class KernelClient(Administration, RegisteredCalls):
 
         Raises:
             WaitTimeout: nothing has changed.
-            UnknownInstance: there is none, or it was deleted meanwhile.
+            UnknownInstance: no instance has this id, or it was deleted meanwhile.
         """
         if changed_from is None:
             return await self.status(instance_id)
@@ -528,7 +530,7 @@ class Handle(Generic[R]):
     _result: Codec | None = field(repr=False)  # None: the orchestration is known by name only
 
     async def wait(self, timeout: float | None = None) -> R:
-        """The result, once it has ended; see `Client.wait`."""
+        """Wait until it has ended, and return the result; see `Client.wait`."""
         return cast(R, await self._client._wait_decoded(self.instance_id, timeout, self._result))
 
     @overload
@@ -559,33 +561,33 @@ class Handle(Generic[R]):
         return await self._client.reset(self.instance_id, to_event=to_event)
 
     async def status(self) -> Instance:
-        """Its status, result or error; see `Client.status`."""
+        """Return its status, result or error; see `Client.status`."""
         return await self._client.status(self.instance_id)
 
     async def wait_status(self, *, changed_from: Instance | None = None, timeout: float | None = None) -> Instance:
-        """Its status once it has changed; see `Client.wait_status`."""
+        """Return its status once it has changed; see `Client.wait_status`."""
         return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
 
     async def explain(self) -> Explanation | None:
-        """The reason why it waits; see `Client.explain`."""
+        """Return the reason why it waits; see `Client.explain`."""
         return await self._client.explain(self.instance_id)
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:
-        """Its executions, newest first; see `Client.executions`."""
+        """Return its executions, newest first; see `Client.executions`."""
         return await self._client.executions(self.instance_id, limit=limit, before=before)
 
     async def activities(self) -> Sequence[Activity]:
-        """The activities of its current execution, with their status; see `Client.activities`."""
+        """Return the activities of its current execution, with their status; see `Client.activities`."""
         return await self._client.activities(self.instance_id)
 
     async def tree(self, *, limit: int = MAX_PAGE) -> InstanceTree:
-        """The instance and its sub-orchestrations; see `Client.tree`."""
+        """Return the instance and its sub-orchestrations; see `Client.tree`."""
         return await self._client.tree(self.instance_id, limit=limit)
 
 
 @asynccontextmanager
 async def open_store(url: str) -> AsyncIterator[SessionStore]:
-    """The store of session records in the database at ``url``, for scripts and web handlers.
+    """Open the store of session records in the database at ``url``, for scripts and web handlers.
 
     ::
 
@@ -605,6 +607,6 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
 
 
 def retrying_store(store: SessionStore, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
-    """The store, with its calls repeated as a `Client` does; for the event loop that has opened ``what``."""
+    """Return the store, with its calls repeated as a `Client` does; for the event loop that has opened ``what``."""
     call = partial(retry_on, loop, what)
     return RetryingStore(store, reading=call, writing=partial(call, idempotent=False))

@@ -76,7 +76,7 @@ _READINGS: Final = 3
 logger: logging.Logger = logging.getLogger("affinity.client")
 
 EXPLAIN_SECONDS: Final = 3.0
-"""For how long a wait whose time is over reads why, at most."""
+"""Seconds for which a wait whose time is over reads the reason, at most."""
 
 
 class InstanceConditions(TypedDict, total=False):
@@ -119,10 +119,10 @@ class Inspection(ClientBase):
     # -- instances
 
     async def status(self, instance_id: str) -> Instance:
-        """The instance as it is now.
+        """Return the instance as it is now.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: no instance has this id.
             InvalidId: the id is refused.
         """
         return instance_of(await self._present(instance_id))
@@ -132,14 +132,14 @@ class Inspection(ClientBase):
         history, its queued work and the workers, and the same of the instance that it waits for.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: no instance has this id.
             InvalidId: the id is refused.
         """
         await self._present(instance_id)
         return await retry(partial(explain, self._provider, instance_id))
 
     async def _wait_timeout(self, instance_id: str, message: str) -> WaitTimeout:
-        """The error of a wait whose time is over, with what the instance waits for, if that is known in time."""
+        """Return the error of a wait whose time is over, with the reason of the wait, if it is known in time."""
         found = None
         with anyio.move_on_after(EXPLAIN_SECONDS):
             try:
@@ -160,7 +160,7 @@ class Inspection(ClientBase):
 
         Raises:
             InvalidId: the id is refused.
-            UnknownInstance: by the first read; there is none.
+            UnknownInstance: by the first read; no instance has this id.
         """
         check_id(instance_id, "instance id")
         known: dict[int, EventOrigin] = {}
@@ -185,15 +185,15 @@ class Inspection(ClientBase):
 
     @uninterrupted
     async def iter_export(self, instance_id: str, *, execution_id: int | None = None) -> AsyncIterator[str]:
-        """The text of `export_history` in pieces, for a history that may be too large to be in memory as a whole: at
-        most `limits.MAX_BATCH_BYTES` are read at a time.
+        """Yield the text of `export_history` in pieces, for a history that may be too large to be in memory as a whole:
+        at most `limits.MAX_BATCH_BYTES` are read at a time.
 
         Raises:
-            UnknownInstance, InvalidInput: as for `export_history`, at the first piece or at the last.
+            UnknownInstance, InvalidInput: see `export_history`; at the first piece or at the last.
         """
         info = await self._present(instance_id)
         kept = [row.execution_id async for row in self._iter_executions(instance_id) if row.event_count]
-        wanted = [each for each in reversed(kept) if execution_id in {None, each}]
+        wanted = [number for number in reversed(kept) if execution_id in {None, number}]
         if not wanted:
             which = "" if execution_id is None else f" of execution {execution_id}"
             raise InvalidInput(f"instance {instance_id!r} has no events{which}")
@@ -203,18 +203,18 @@ class Inspection(ClientBase):
             raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: export it again")
 
     async def export_history(self, instance_id: str, *, execution_id: int | None = None) -> dict[str, Any]:
-        """The history of an instance as a JSON document, with its payloads, for `affinity.testing.replay`: all
-        executions that are kept, or one of them. `affinity history ID --export FILE` writes the same.
+        """Return the history of an instance as a JSON document, with its payloads, for `affinity.testing.replay`: all
+        executions that are kept, or only one. `affinity history ID --export FILE` writes the same.
 
         Raises:
-            UnknownInstance: there is none, or it was replaced by another one meanwhile.
+            UnknownInstance: no instance has this id, or it was replaced meanwhile.
             InvalidInput: the id is refused, or there are no events.
         """
         parts = [part async for part in self.iter_export(instance_id, execution_id=execution_id)]
         return cast(dict[str, Any], read_json("".join(parts)))
 
     def _iter_executions(self, instance_id: str) -> AsyncIterator[ExecutionInfo]:
-        """All executions that are kept, newest first."""
+        """Iterate over all executions that are kept, newest first."""
 
         async def read(before: int) -> tuple[Sequence[ExecutionInfo], int | None]:
             rows = await retry(partial(self._provider.list_executions, instance_id, MAX_PAGE, before=before or None))
@@ -229,7 +229,7 @@ class Inspection(ClientBase):
     async def executions(
         self, instance_id: str, *, limit: int = 100, before: int | None = None
     ) -> Sequence[ExecutionSummary]:
-        """The executions of an instance whose histories are kept, and the current one; newest first.
+        """Return the executions of an instance whose histories are kept, and the current one; newest first.
 
         Args:
             instance_id: the instance.
@@ -237,7 +237,7 @@ class Inspection(ClientBase):
             before: only executions before this one, which is the last of the page before.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: no instance has this id.
             InvalidInput: the id is refused, or a limit out of range.
         """
         check_limit(limit)
@@ -246,22 +246,22 @@ class Inspection(ClientBase):
         return [execution_of(row, instance) for row in rows]
 
     async def activities(self, instance_id: str) -> Sequence[Activity]:
-        """The activities of an instance's current execution, in the order in which they were scheduled.
+        """Return the activities of an instance's current execution, in the order in which they were scheduled.
 
         Each has its state: ended and how, running, or waiting for a worker or its next attempt, and why. Reads the
         history of the execution. An activity that is parked until a message comes is not listed.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: no instance has this id.
             InvalidId: the id is refused.
         """
         return (await self.activities_and_refusals(instance_id))[0]
 
     async def activities_and_refusals(self, instance_id: str) -> tuple[Sequence[Activity], Sequence[HistoryRecord]]:
-        """`activities`, and the events that do not fit what the execution waits for, in one reading of the history.
+        """Return `activities`, and the events that fit no wait of the execution, in one reading of the history.
 
         Raises:
-            UnknownInstance: there is none, or it was replaced by another one meanwhile.
+            UnknownInstance: no instance has this id, or it was replaced meanwhile.
             InvalidId: the id is refused.
         """
         for _ in range(_READINGS):
@@ -279,14 +279,14 @@ class Inspection(ClientBase):
         return found.all(rows, finished=has_ended), found.refused
 
     async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
-        """An instance with its sub-orchestrations and theirs.
+        """Return an instance with its sub-orchestrations and theirs.
 
         Args:
             instance_id: the instance at the root.
             limit: instances at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            UnknownInstance: there is none.
+            UnknownInstance: no instance has this id.
             InvalidInput: the id is refused, or a limit out of range.
         """
         check_limit(limit)
@@ -297,7 +297,7 @@ class Inspection(ClientBase):
         return tree_of(root, members, limit)
 
     async def statistics(self, *, limit: int = MAX_COUNT, every_instance: bool = True) -> WorkStatistics:
-        """The number of instances of each status, the work in the queues, and the age of the oldest work.
+        """Return the number of instances of each status, the work in the queues, and the age of the oldest work.
 
         Args:
             limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`.
@@ -382,7 +382,7 @@ class Inspection(ClientBase):
     def follow_session_moves(
         self, *, after: int | None = None, poll_interval: float = 1.0, **where: Unpack[MoveConditions]
     ) -> AsyncIterator[SessionMove]:
-        """Each move once, as it happens; without end. The cost of its hydrate is not known yet: see `session_moves`.
+        """Yield each move once, as it happens; without end. The cost of its hydrate comes later: see `session_moves`.
 
         Args:
             after: begin after this epoch; None: with the next move.
@@ -410,26 +410,27 @@ class Inspection(ClientBase):
         return found
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """All workers by id, alive or not. The sessions that each holds are counted while the database has fewer than
-        `limits.SCRAPE_COUNT`; else they are what the worker said last, within about ``rebalance_interval``.
+        """Return all workers by id, alive or not. The sessions that each holds are counted while the database has
+        fewer than `limits.SCRAPE_COUNT`; else their number is the last report of the worker, not older than about
+        ``rebalance_interval``.
         """
         return await retry(self._provider.list_workers)
 
     async def desired_workers(self) -> WorkerDemand:
-        """How many workers the sessions need that are held, or wait for a holder. Work without a session is not
-        counted: keep at least one worker for it.
+        """Return the number of workers that the sessions need: those that are held, or wait for a holder. Work without
+        a session is not counted: keep at least one worker for it.
         """
         return await retry(self._provider.desired_workers)
 
     async def drain_preview(self, worker_id: str, *, limit: int = 100) -> DrainPreview:
-        """What `drain_worker` would move: the sessions that the worker holds, and which workers may take them.
+        """Preview `drain_worker`: return the sessions that the worker holds, and the workers that may take them.
 
         Args:
             worker_id: the worker.
             limit: sessions at most, from 1 to `limits.MAX_PAGE`.
 
         Raises:
-            UnknownWorker: there is none of this name.
+            UnknownWorker: no worker has this name.
             InvalidInput: the id is refused, or a limit out of range.
         """
         check_limit(limit)
@@ -439,8 +440,8 @@ class Inspection(ClientBase):
         return found
 
     async def unserved_work(self, *, limit: int = 100) -> Sequence[UnservedWork]:
-        """Work that waits and that no live worker takes, since none has its code or its tag, all that have them drain,
-        or none is alive.
+        """Return waiting work that no live worker takes, because no worker has its code or its tag, all that have them
+        drain, or none is alive.
 
         Args:
             limit: how many of the oldest rows of each queue are looked at, from 1 to `limits.MAX_PAGE`.
@@ -453,15 +454,15 @@ class Inspection(ClientBase):
         return await retry(partial(unserved_work, self._provider, workers, limit))
 
     async def load(self) -> FleetLoad:
-        """How full the live workers are, as they said last, and whether rebalancing is suspended."""
+        """Return how full the live workers are, by their last reports, and whether rebalancing is suspended."""
         return await retry(self._provider.get_load)
 
     async def quotas(self) -> Quotas:
-        """The limits of this database; off by default."""
+        """Return the limits of this database; off by default."""
         return await retry(self._provider.get_quotas)
 
 
 def _read_place(cursor: str) -> tuple[int, int]:
-    """The execution and the event of a cursor of a history."""
+    """Return the execution and the event of a cursor of a history."""
     execution_id, _, after = cursor.partition("/")
     return read_number(execution_id, cursor), read_number(after, cursor)

@@ -11,7 +11,7 @@ from affinity.provider.hint_sender import HintSender
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientServices:
-    """What a client shares with the parts of guests."""
+    """The services that a client shares with the parts of guests."""
 
     provider: Provider
     hints: HintSender
@@ -19,14 +19,14 @@ class ClientServices:
 
 
 class ClientPart:
-    """What a guest keeps in one client, and its work beside the calls; made on the client's event loop."""
+    """The state of a guest in one client, and its work beside the calls; made on the client's event loop."""
 
     def __init__(self, services: ClientServices) -> None:
         raise NotImplementedError
 
     @classmethod
     def is_wanted(cls, provider: Provider) -> bool:
-        """Whether a client has this part: a provider of another database may lack the guest's verbs."""
+        """Return whether a client has this part: a provider of another database may lack the guest's verbs."""
         raise NotImplementedError
 
     async def run(self) -> None:

@@ -22,12 +22,12 @@ from affinity.session.writer import current_activity
 T = TypeVar("T")
 
 PAUSES: Final = (0.5, 1.0, 2.0, 5.0)
-"""Seconds from the begin of a wait to the first look for a circle, and between two looks; the last one repeats. A short
-wait costs nothing.
+"""Seconds from the beginning of a wait to the first look for a circle, and between two looks; the last pause repeats. A
+short wait costs nothing.
 """
 
 END_SECONDS: Final = 5.0
-"""For the end of a wait to be noted; a sweep removes the note of an activity that has ended."""
+"""Seconds for noting the end of a wait; a sweep removes the note of an activity that has ended."""
 
 
 class NotedWait:
@@ -36,8 +36,8 @@ class NotedWait:
     Args:
         database: where the awaited instance is: see `ProviderConnection.database`.
         awaited: id of the instance.
-        target_id: identifies what a guest keeps under that id, of which ``seq`` is awaited; 0: not known yet. None: the
-            end of the instance is awaited.
+        target_id: identifies data that a guest keeps under that id, of which ``seq`` is awaited; 0: not known yet.
+            None: the end of the instance is awaited.
         seq: see `ActivityWait.seq`.
         remedy: the last sentence of the error.
     """
@@ -58,7 +58,7 @@ class NotedWait:
             about = (ctx.instance_id, ctx.execution_id, ctx.activity_id, ctx.worker_id)
             self._wait = ActivityWait(secrets.randbits(63), *about, awaited, target_id, seq)
         self.target_id: int | None = target_id
-        """As given, or as found out before the first wait."""
+        """The given id, or the id that was found out before the first wait."""
         self._remedy = remedy
         self._pauses = iter(PAUSES)
         self._next = time.monotonic() + next(self._pauses)
@@ -110,7 +110,7 @@ class NotedWait:
 
 def find_circle(edges: Sequence[WaitEdge], wait_id: int) -> Sequence[str]:
     """Return the instances of a circle in which this wait began last, from the instance that waits round to itself.
-    Empty: there is no circle.
+    Empty: the waits form no circle.
     """
     own = next((edge for edge in edges if edge.wait_id == wait_id), None)
     if own is None:
