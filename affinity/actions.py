@@ -43,12 +43,12 @@ class ActionCall:
 
     verb: str
     kind: str  # of its targets
-    targets: Sequence[str]  # what it is called for
+    targets: Sequence[str]  # ids of the targets
 
 
 @frozen()
 class Administration:
-    """What the owner of a database does to it, in a transaction of its own: a migration, a change of rights."""
+    """An action of the owner on the database, in a transaction of its own: a migration, a change of rights."""
 
     name: str
     details: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Administration:
 
 
 class Actor(Protocol):
-    """Who makes the calls of a block."""
+    """The user who makes the calls of a block."""
 
     @property
     def database(self) -> str:
@@ -66,7 +66,7 @@ class Actor(Protocol):
 
     @property
     def is_in_action(self) -> bool:
-        """Whether an action is under way, of which further calls are a part."""
+        """True if an action is under way, of which further calls are a part."""
         ...
 
     async def run(self, action: Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
@@ -75,7 +75,7 @@ class Actor(Protocol):
 
 
 Actors: TypeAlias = Actor | Sequence[Actor | None]
-"""Who calls a verb. A sequence has the actor of each of its targets; None: none is stated."""
+"""The callers of a verb. A sequence has the actor of each of its targets; None: no actor is stated."""
 
 
 class _OnDatabase(Protocol):
@@ -88,7 +88,7 @@ class _OnDatabase(Protocol):
 
 
 ACTORS: Final[ContextVar[tuple[Actor, ...]]] = ContextVar("affinity_actors", default=())
-"""The actors that were stated, for this task and what it starts; the last one last."""
+"""The actors that were stated, for this task and the tasks that it starts; the last one last."""
 
 _TOGETHER: Final[ContextVar[Sequence[Sequence[Actor]] | None]] = ContextVar("affinity_actors_together", default=None)
 """The actors that were stated for each of the callers of one call."""

@@ -57,18 +57,18 @@ def constructor(cls: type[T]) -> type[T]:
     """
     source, scope = list[str](), {"new": object.__new__, "cls": cls}
     parameters: list[str] = []
-    for each in fields(cls):  # type: ignore[arg-type]  # a dataclass
-        scope[f"default_{each.name}"] = each.default
-        parameters.append(each.name if each.default is MISSING else f"{each.name}=default_{each.name}")
-        source.append(f" self.{each.name} = {each.name}")
+    for column in fields(cls):  # type: ignore[arg-type]  # a dataclass
+        scope[f"default_{column.name}"] = column.default
+        parameters.append(column.name if column.default is MISSING else f"{column.name}=default_{column.name}")
+        source.append(f" self.{column.name} = {column.name}")
     head = f"def make(*, {', '.join(parameters)}):"
     exec("\n".join([head, " self = new(cls)", *source, " return self"]), scope)  # noqa: S102 -- names of our own classes
     return cast("type[T]", scope["make"])
 
 
 def copied(cls: type[T], row: object, **others: Any) -> T:
-    """A record of a class with the values of the fields of the same names that ``row`` has, and ``others``."""
-    names = [each.name for each in fields(cls) if each.name not in others]  # type: ignore[arg-type]  # a dataclass
+    """Return a record of a class with the values of the fields of the same names that ``row`` has, and ``others``."""
+    names = [column.name for column in fields(cls) if column.name not in others]  # type: ignore[arg-type]  # a dataclass
     return cls(**{name: getattr(row, name) for name in names}, **others)
 
 
@@ -104,7 +104,7 @@ def labels_of(text: str) -> dict[str, str]:
 def participants_of(text: str) -> list[str]:
     """The participants of a row, from JSON; of a damaged row as many as can be read."""
     value = _from_json(text)
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [participant for participant in value if isinstance(participant, str)] if isinstance(value, list) else []
 
 
 def _from_json(text: str) -> Any:
@@ -128,8 +128,8 @@ class SessionState:
         """Refuse values that no store can keep.
 
         Raises:
-            InvalidOptions: the schema version or the message count is no integer from 0 to `limits.MAX_INTEGER`, or the
-                state is not bytes.
+            InvalidOptions: the schema version or the message count is not an integer from 0 to `limits.MAX_INTEGER`, or
+                the state is not bytes.
             InvalidId: a text is not a string, or contains a character that no store can keep.
         """
         check_id(self.session_id, "session id")
@@ -149,7 +149,7 @@ class SessionState:
 class StateWrite:
     """Session state that commits with the result of an activity.
 
-    It is applied if the record's version is ``base_version`` (0: there is no record) and neither the session nor the
+    It is applied if the record's version is ``base_version`` (0: without a record) and neither the session nor the
     record has an epoch greater than ``epoch``. The record then has version ``base_version`` + 1 and this epoch. It
     names no generation: the session of a record that was created again has a greater epoch.
     """
@@ -162,7 +162,7 @@ class StateWrite:
         """Refuse values that no store can compare.
 
         Raises:
-            InvalidOptions: the version or the epoch is no integer of 64 bits.
+            InvalidOptions: the version or the epoch is not an integer of 64 bits.
         """
         for what, value in (("base_version", self.base_version), ("epoch", self.epoch)):
             if type(value) is not int or not 0 <= value < _BIGINT:
@@ -180,7 +180,7 @@ class CommitPart:
     guest: ClassVar[str]
     """The guest that writes it."""
     noun: ClassVar[str]
-    """Plural noun for what it writes, for messages."""
+    """Plural noun for its contents, for messages."""
 
     session_id: str
     """The session that its activity has, and that has changed with it; of the conflict when its fence fails."""
@@ -218,10 +218,10 @@ class ResourceStore(Protocol):
     async def begin_resource(
         self, resource_id: str, name: str, activity: ActivityKey, *, held: str | None
     ) -> DurableResource:
-        """The resource that the activity is to use, which belongs to the activity from now on.
+        """Return the resource that the activity is to use, which belongs to the activity from now on.
 
-        It is the one named ``held``, or one that an earlier attempt has created, unless it is being destroyed. Else it
-        is a new one with this id and without a handle.
+        It is the resource named ``held``, or a resource that an earlier attempt has created, unless it is being
+        destroyed. Else it is a new resource with this id and without a handle.
 
         Another activity, whose instance had the same id, may have the same key. Ids of resources with a hyphen tell
         them apart by the part before it. An id without a hyphen: a row older than the activity belongs to another
@@ -327,7 +327,8 @@ class SessionFilter:
         """Refuse values that no record has.
 
         Raises:
-            InvalidOptions: the schema version is no integer from 0 to `limits.MAX_INTEGER`, or a time has no time zone.
+            InvalidOptions: the schema version is not an integer from 0 to `limits.MAX_INTEGER`, or a time has no time
+                zone.
             InvalidId: a text has a character that no store can keep.
         """
         check_conditions(self)
@@ -341,7 +342,7 @@ class SessionFilter:
 
 @frozen(kw_only=True)
 class RecordTimes:
-    """When a record was created and last written, in the store that it comes from; aware times."""
+    """The times at which a record was created and last written, in the store that it comes from; aware times."""
 
     created_at: datetime
     updated_at: datetime
@@ -355,7 +356,7 @@ class SessionStore(Protocol):
     """
 
     async def load(self, session_id: str) -> SessionRecord | None:
-        """The record; None when there is none."""
+        """Return the record; None if it does not exist."""
         ...
 
     async def save(
@@ -373,7 +374,7 @@ class SessionStore(Protocol):
         Args:
             new: the state to write; ``created_at`` of an existing record stays.
             expected_version: the version from which it was made, 0 for none.
-            generation: of the record from which it was made. If there is no record, the new one gets it; None: a random
+            generation: of the record from which it was made. Without a record, the new record gets it; None: a random
                 one.
             epoch: of the writer's lease. None: a writer without a lease; the record keeps its epoch, and in a
                 provider's database the session gets a new one (see the module).
@@ -494,7 +495,7 @@ class ActivityWait(NamedTuple):
     activity_id: int
     worker_id: str  # that runs it
     awaited: str  # id of the instance
-    target_id: int | None  # identifies what a guest keeps under that id; None: the end of the instance is awaited
+    target_id: int | None  # identifies data that a guest keeps under that id; None: the end of the instance is awaited
     seq: int | None  # the number of that guest's which is awaited
 
 
@@ -512,7 +513,7 @@ class WaitNotes(Protocol):
     """The notes of waits in a worker's database."""
 
     def is_here(self) -> bool:
-        """Whether the caller runs on the event loop of the worker."""
+        """Return whether the caller runs on the event loop of the worker."""
         ...
 
     async def begin_wait(self, wait: ActivityWait) -> None:
@@ -532,11 +533,11 @@ class PartParticipant(Protocol):
     """A guest's `Participant`, with a part of the guest in place of a state."""
 
     async def prepare(self) -> CommitPart | None:
-        """As `Participant.prepare`."""
+        """See `Participant.prepare`."""
         ...
 
     def settled(self, applied: bool) -> None:
-        """As `Participant.settled`."""
+        """See `Participant.settled`."""
         ...
 
 

@@ -8,7 +8,7 @@ from affinity.worker.options import KernelOptions
 
 
 class RuntimeOptions(KernelOptions, AuditOptions, ConversationOptions):
-    """How a worker runs. Durations are seconds.
+    """The options of a worker. Durations are seconds.
 
     Raises:
         InvalidOptions: names every option that is unknown or out of its bounds; or all values in contradiction.

@@ -21,7 +21,7 @@ class Worker(KernelWorker):
     Raises:
         InvalidUrl, AccessDenied, SchemaMismatch: on entry.
         ProviderError: on entry, when the database fails in another way for ``startup_timeout``.
-        InvalidOptions: on entry, when the port of the metrics is taken, or its host is no address of this machine.
+        InvalidOptions: on entry, when the port of the metrics is taken, or its host is not an address of this machine.
         InvalidApp: on entry, when an annotation of the app cannot be resolved.
         SessionMigrationAmbiguous: on entry, when two shortest chains of migrations lead to the schema of a `Sessions`.
         InvalidInput: on entry, when this object was opened before.

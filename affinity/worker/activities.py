@@ -41,8 +41,8 @@ from affinity.worker.waits import WorkerWaits
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 LEAVE_AFTER = 2 * CLEANUP_SECONDS
-"""Seconds that a cancelled activity has for its end: what it calls has less. Then it has ended, and its code is left
-behind: it keeps its slot, and nothing that it returns or writes counts.
+"""Seconds that a cancelled activity has for its end: the functions that it calls have less. Then it has ended, and its
+code is left behind: it keeps its slot, and nothing that it returns or writes counts.
 """
 
 THREAD_POLL = 0.05
@@ -53,7 +53,7 @@ UNKNOWN_PAUSE = 0.5
 
 
 class _TimeLimit(NamedTuple):
-    """How long a run may take, and the error's message when it takes longer."""
+    """The time limit of a run, and the error's message when the run takes longer."""
 
     seconds: float
     message: str
@@ -183,7 +183,7 @@ class ActivityRunner:
 
     @property
     def free_slots(self) -> int:
-        """How many more may start."""
+        """The number of activities that may start now."""
         if self.isolation.is_on and self.isolation.keeps_others_out:
             return 0
         free = self._concurrency - len(self._running) - len(self._threads.left_behind) - len(self._left_behind)
@@ -208,7 +208,7 @@ class ActivityRunner:
     # -- starting
 
     def read_ahead(self, turn: Turn) -> None:
-        """Read what the activities that a turn schedules begin with, while the turn is committed.
+        """Read the data with which the activities of a turn begin, while the turn is committed.
 
         A turn with parts is left out: the read could miss what they write.
         """
@@ -563,7 +563,7 @@ class ActivityRunner:
         """Give back work whose record was written by later code, with its session, for a worker that can read it.
 
         The record is of the session, or of the session with the instance's id. The activity's code has ended at the
-        read: that is no attempt.
+        read, which does not count as an attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
         logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error, extra=_ids(item))
@@ -585,7 +585,7 @@ class ActivityRunner:
         self._spawn_task(self._sessions.remove, session_id)  # its state here is of no use any more
 
     def _has_waited(self, item: WorkItem) -> bool:
-        """Whether ``unregistered_timeout`` has passed without a worker that could run it."""
+        """Return whether ``unregistered_timeout`` has passed without a worker that could run it."""
         return item.unknown_for is not None and item.unknown_for >= self._options.unregistered_timeout
 
     def pass_time(self, seconds: float) -> None:
@@ -637,7 +637,7 @@ class ActivityRunner:
             self._give_back(waiting)
 
     def interrupt_all(self) -> None:
-        """Cancel everything and give it back for a drain: that is no attempt."""
+        """Cancel everything and give it back for a drain. This does not count as an attempt."""
         for running in list(self._running.values()):
             running.drop("the worker is draining")
             self._commits.submit_abandon(WorkAbandon(lock=running.item.lock, count_attempt=False))
@@ -675,12 +675,12 @@ def names_by_guest(prefetches: Mapping[str, Prefetch]) -> dict[str, list[str]]:
 
 
 def _is_own(session_id: str, item: WorkItem) -> bool:
-    """Whether it is the session of the activity or of its instance's id: a guest's may run on another lease."""
+    """Return whether it is the session of the activity or of its instance's id: a guest's may run on another lease."""
     return session_id in {item.session_id, item.lock.key.instance_id}
 
 
 def _ids(item: WorkItem) -> dict[str, str | None]:
-    """What a line of the log is about."""
+    """Return the ids of an item for a line of the log."""
     return {"instance_id": item.lock.key.instance_id, "session_id": item.session_id}
 
 

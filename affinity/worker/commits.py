@@ -222,12 +222,12 @@ class Commits(WorkerPart):
 
 
 def _size(state: StateWrite | None, parts: Sequence[CommitPart]) -> int:
-    """Approximate bytes of what is written with a result."""
+    """Return the approximate bytes of the writes of a result."""
     return (len(state.new.state) if state else 0) + sum([part.size for part in parts])
 
 
 def _lone_change(turns: Sequence[Turn]) -> Sequence[str]:
-    """The session that the one part of a lone turn changes; empty for other batches.
+    """Return the session that a lone turn with a single part changes; empty for other batches.
 
     `Notifier` sends the notices of larger batches: it joins notices, and does not use the connection for commits.
     """

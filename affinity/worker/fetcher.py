@@ -1,8 +1,8 @@
 """Fetching: takes work items and messages from the queues while there is room for them, and brings their instances to
 memory.
 
-One task fetches. Between two fetches it waits for a notification (`Notifier`), for what becomes due, or for the poll.
-The other parts of the worker keep what it must know in `FetchState`. After a hint about items of sessions that it
+One task fetches. Between two fetches it waits for a notification (`Notifier`), for the next due item, or for the poll.
+The other parts of the worker report to it in `FetchState`. After a hint about items of sessions that it
 holds, and nothing else, it fetches these and leaves all that is due as it was.
 
 A reply that is lost may have locked items to this worker. Then the next fetch first releases the locks that the worker
@@ -133,7 +133,7 @@ class Fetcher(WorkerPart):
         return self._options.poll_interval * random.uniform(0.7, 1.0)  # noqa: S311 -- jitter, not a secret
 
     async def _release_unknown_locks(self) -> None:
-        """After a lost reply: free the items that are locked to this worker without its knowledge. No turn may be in
+        """Free the items that are locked to this worker without its knowledge, after a lost reply. No turn may be in
         flight meanwhile, since its reply could bring items; nor can a fetch, as this is the fetching task.
         """
         async with self._commits.turns.paused():
@@ -195,7 +195,7 @@ class Fetcher(WorkerPart):
         return fetched
 
     def _fetch_options(self, *, only_own: bool = False) -> FetchOptions | None:
-        """None while there is no room for work."""
+        """Return the options of the next fetch; None without room for work."""
         limit = min(self._capacity.free_slots(), FETCH_LIMIT) if self._lease.is_serving else 0
         room = self._capacity.free_bytes(self._activities.size)
         if limit <= 0 or not room:

@@ -29,7 +29,7 @@ class GuestPart(WorkerPart):
 
     @classmethod
     def is_wanted(cls, provider: Provider, app: KernelApp) -> bool:
-        """Whether a worker has this part: a provider of another database may lack the guest's verbs."""
+        """Return whether a worker has this part: a provider of another database may lack the guest's verbs."""
         raise NotImplementedError
 
     @property
@@ -39,23 +39,23 @@ class GuestPart(WorkerPart):
 
     @property
     def access(self) -> object | None:
-        """What activities use of the guest: their `ActivityContext._guests` by the guest's name. None: nothing."""
+        """The guest's object for activities: their `ActivityContext._guests` by the guest's name. None: it has none."""
         return None
 
     def read_ahead(self, instance_id: str, most: int, found: object | None = None) -> None:
-        """Begin to read what an activity of an instance begins with (`Prefetch`), unless a fetch has ``found`` it. The
+        """Begin to read the data with which an activity begins (`Prefetch`), unless a fetch has ``found`` it. The
         read sees all commits up to now.
         """
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """End what the guest does for activities: the worker has ended."""
+        """End the guest's work for activities: the worker has ended."""
 
     def on_due(self, seconds: float | None) -> None:
         """Receive the guest's `Sweep.due` of a sweep of this worker."""
 
     async def run_due(self) -> None:
-        """Do what is due. `affinity.testing.Env` calls it after a sweep, since its clock may stand."""
+        """Do the work that is due. `affinity.testing.Env` calls it after a sweep, since its clock may stand."""
 
     def starts(self) -> Iterable[tuple[str, str | None]]:
         """Return the name and version of each orchestration that the guest will start for the app."""

@@ -250,7 +250,7 @@ class InstanceTable(WorkerPart):
         self._feed(live, item.messages)
 
     def _new(self, item: OrchestrationItem) -> LiveInstance | None:
-        """The instance at the start of its execution; None when there is no code for it here.
+        """Return the instance at the start of its execution; None if this worker has no code for it.
 
         Raises:
             OrchestrationPoisoned: it has been claimed too often for anything of it to be decoded, let alone run.
@@ -341,10 +341,10 @@ class InstanceTable(WorkerPart):
                 submitted.
         """
         events: list[Event] = []
-        for each in inputs:
-            if each.error is not None:
-                raise each.error
-            event = each.event
+        for received in inputs:
+            if received.error is not None:
+                raise received.error
+            event = received.event
             if type(event) is OrchestrationStarted:  # with what only a worker knows
                 event = replace(event, time=self._lease.now(), version=live.execution.definition.version)
             events.append(event)
@@ -369,14 +369,14 @@ class InstanceTable(WorkerPart):
         unwanted: Collection[int] = ()
         staged: Sequence[StagedResult] = ()
         runs = NO_RUNS
-        for each in consumed:
-            if each.message_id is not None:
-                messages.append(each.message_id)
-            if each.lock is not None:
-                acks.append(each.lock)
-            if each.run is not None and not runs:
+        for received in consumed:
+            if received.message_id is not None:
+                messages.append(received.message_id)
+            if received.lock is not None:
+                acks.append(received.lock)
+            if received.run is not None and not runs:
                 runs = runs_of(step, consumed)
-            if each.staged is not None and not staged:
+            if received.staged is not None and not staged:
                 unwanted = unwanted_results(step, consumed)
                 staged = staged_of(consumed, unwanted)
         first = live.execution.event_count == len(step.events)
@@ -387,8 +387,8 @@ class InstanceTable(WorkerPart):
             first_version=live.execution.definition.version if first else None,
             consumed=messages,
             acks=acks,
-            states=[each.state for each in staged if each.state is not None] if staged else (),
-            parts=[part for each in staged for part in each.parts] if staged else (),
+            states=[result.state for result in staged if result.state is not None] if staged else (),
+            parts=[part for result in staged for part in result.parts] if staged else (),
             runs=runs,
             lock_here=self._capacity.slots_for_new_work(),
             plain_here=self._capacity.slots_for_plain_work(),
@@ -428,10 +428,10 @@ class InstanceTable(WorkerPart):
         if built.turn.update is not None:
             self._count(live.execution.definition.name, built.turn, built.turn.update)
         is_ordered = False
-        for each in inputs:
-            if each.staged is not None:
-                each.staged.settle(id(each) not in unwanted)
-            if each.order is not None:
+        for received in inputs:
+            if received.staged is not None:
+                received.staged.settle(id(received) not in unwanted)
+            if received.order is not None:
                 is_ordered = True
         self._forget(inputs)
         self._grow(live, built.size)
@@ -464,29 +464,29 @@ class InstanceTable(WorkerPart):
         self._drop(live)
         if not isinstance(result, TurnResult | errors.DatabaseChanged) and not is_retryable(result):
             name = live.execution.definition.name
-            self._suspend(HistoryPoint.of(turn), name, result)  # the database does not take what it contains
+            self._suspend(HistoryPoint.of(turn), name, result)  # the database does not accept its contents
         self._notifier.notify_fetcher()
 
     def _still_good(self, inputs: list[Input], result: TurnResult) -> list[Input]:
-        """The inputs of a refused turn without void results.
+        """Return the inputs of a refused turn without void results.
 
-        A result is void if its token is dead, or if what it writes met something newer in the store. In the second
+        A result is void if its token is dead, or if its writes met something newer in the store. In the second
         case the activity runs again, from the newer version.
         """
         void = [i for i in inputs if i.lock in result.lost_acks]
         conflicting = [i for i in inputs if i.writes_any(result.conflicts)]
-        for each in conflicting:
-            assert each.lock is not None
+        for received in conflicting:
+            assert received.lock is not None
             logger.warning(
                 "instance %s: what activity %d writes met something newer in the store; running it again",
-                each.lock.key.instance_id,
-                each.lock.key.activity_id,
-                extra={"instance_id": each.lock.key.instance_id},
+                received.lock.key.instance_id,
+                received.lock.key.activity_id,
+                extra={"instance_id": received.lock.key.instance_id},
             )
             self._metrics.count_conflict()
-            self._commits.submit_abandon(requeue_after_conflict(each.lock))
-        for each in void + conflicting:
-            each.settle(False)
+            self._commits.submit_abandon(requeue_after_conflict(received.lock))
+        for received in void + conflicting:
+            received.settle(False)
         self._forget(void + conflicting)
         return [i for i in inputs if i not in void and i not in conflicting]
 
@@ -513,7 +513,7 @@ class InstanceTable(WorkerPart):
 
         A session for which the turn has locked an ordered item here needs no fetch: that item is the first.
         """
-        if left := {each.order for each in inputs if each.order is not None}:
+        if left := {received.order for received in inputs if received.order is not None}:
             items = zip(placed, built.turn.work_items, strict=True)
             if left - {item.order for place, item in items if place.item is not None}:
                 self._notifier.notify_fetcher()
@@ -521,7 +521,7 @@ class InstanceTable(WorkerPart):
     def _spread(self, turn: Turn) -> None:
         """Notify the workers for which the turn has queued work, or whose work it has cancelled; this one too."""
         if turn.cancel_activities:
-            keys = {WorkKey(turn.instance_id, turn.execution_id, each) for each in turn.cancel_activities}
+            keys = {WorkKey(turn.instance_id, turn.execution_id, number) for number in turn.cancel_activities}
             self._activities.cancel(keys, "no longer awaited")
         if turn.cancel_activities or (turn.update is not None and turn.update.status == "cancelled"):
             self._notifier.hint(None, cancel=True)
@@ -581,8 +581,8 @@ class InstanceTable(WorkerPart):
         """Drop every instance, since the lease has expired; they are replayed from their histories later."""
         for live in list(self._live.values()):
             results = [i for i in live.mailbox if i.lock is not None]  # their tokens are dead too
-            for each in results:
-                each.settle(False)
+            for received in results:
+                received.settle(False)
             live.mailbox = [i for i in live.mailbox if i.lock is None]
             self._forget(results)
             self._drop(live)
@@ -608,7 +608,7 @@ class InstanceTable(WorkerPart):
                 self._released.add(live.execution.instance_id)
         if live.replay is not None:
             self._replays.remove(live.replay)
-            live.mailbox += [Input(NOOP, len(each.payload), message_id=each.id) for each in live.unread]
+            live.mailbox += [Input(NOOP, len(message.payload), message_id=message.id) for message in live.unread]
             live.unread = []
         waiting, live.mailbox = live.mailbox, []
         self._return(live.execution.instance_id, waiting)
@@ -622,18 +622,20 @@ class InstanceTable(WorkerPart):
 
     def _return(self, instance_id: str, inputs: Iterable[Input]) -> None:
         """Give back inputs that no turn consumed: messages are still queued, results are sent as messages."""
-        for each in inputs:
-            if each.lock is not None:
-                self._ack(each.lock, each.event, each.run, each.staged, ordered=each.order is not None)
+        for received in inputs:
+            if received.lock is not None:
+                self._ack(
+                    received.lock, received.event, received.run, received.staged, ordered=received.order is not None
+                )
             else:
                 self._gave_back.add(instance_id)
         self._forget(inputs)
 
     def _forget(self, inputs: Iterable[Input]) -> None:
-        for each in inputs:
-            if each.message_id is not None:
-                self._in_flight.discard(each.message_id)
-            self._capacity.input_size -= each.size
+        for received in inputs:
+            if received.message_id is not None:
+                self._in_flight.discard(received.message_id)
+            self._capacity.input_size -= received.size
 
     def _ack(
         self, lock: WorkLock, event: Event, run: ActivityRun | None, staged: StagedResult | None, *, ordered: bool

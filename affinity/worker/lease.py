@@ -93,7 +93,7 @@ STOP_SECONDS = 5.0
 
 
 def lock_timeouts(options: KernelOptions) -> Timeouts:
-    """How long the locks of work last."""
+    """Return the durations of the locks of work."""
     return Timeouts(work_item_lock=options.work_item_lock_timeout, session_lock=options.session_lock_timeout)
 
 
@@ -163,8 +163,8 @@ class LoopProgress:
 
 
 class UnansweredCalls:
-    """How long calls of the worker's own connections have waited for an answer. Any answer counts, also an error that
-    the database reports.
+    """The time for which calls of the worker's own connections have waited for an answer. Any answer counts, also an
+    error that the database reports.
 
     The lease renewer uses a connection of its own. It may work while the worker's connections do not: then the worker
     would hold its sessions and do nothing.
@@ -177,7 +177,7 @@ class UnansweredCalls:
         self._waiting: dict[str, float] = {}
 
     def waits(self, kind: str) -> bool:
-        """Whether calls of this kind have no answer yet."""
+        """Return whether calls of this kind have no answer yet."""
         return kind in self._waiting
 
     async def watch(self, kind: str, call: Awaitable[T], *, repeated: bool = False) -> T:
@@ -186,7 +186,7 @@ class UnansweredCalls:
         Args:
             kind: name of the call, for the log.
             call: the call.
-            repeated: the caller repeats it until it is answered: a connection that breaks is no answer.
+            repeated: the caller repeats it until it is answered: a connection that breaks does not answer it.
 
         Raises:
             DatabaseFailure: there is not enough memory for it; the call may be repeated.
@@ -219,7 +219,7 @@ def _set_from_thread(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> N
 
 
 class LeaseState:
-    """The lease of one worker, and what the worker does when it changes; for the worker's own loop.
+    """The lease of one worker, and the worker's reactions to its changes; for the worker's own loop.
 
     Args:
         worker_id: name of the worker.
@@ -258,9 +258,9 @@ class LeaseState:
         attempt when the locks are released as unknown.
         """
         self.left_behind: Callable[[], int] = lambda: 0
-        """How many slots code has that is left behind; set by the worker, and called in the renewer's thread."""
+        """The number of slots of code that is left behind; set by the worker, and called in the renewer's thread."""
         self.stop_work: Callable[[str], None]
-        """Stops what the lease covers; set by the worker."""
+        """Stops the work that the lease covers; set by the worker."""
         self.cancel_work: Callable[[Sequence[WorkLock], str], None]
         """Cancels the work under these locks; set by the worker."""
         self._state = state
@@ -271,12 +271,12 @@ class LeaseState:
 
     @property
     def is_alive(self) -> bool:
-        """Whether there is a lease under which work may be done."""
+        """True if there is a lease under which work may be done."""
         return not self.is_expired and self.error is None and time.monotonic() < self.ends_at
 
     @property
     def is_serving(self) -> bool:
-        """Whether new work may be taken."""
+        """True if new work may be taken."""
         # As `is_alive`, which is not called: each turn asks.
         stops = self.is_draining or self.is_drained_by_operator or self.is_expired
         return not stops and self.error is None and time.monotonic() < self.ends_at
@@ -370,7 +370,7 @@ def describe_worker(options: KernelOptions, app: KernelApp, code: str) -> Worker
 
 
 def worker_tags(options: KernelOptions) -> WorkerTags:
-    """Which work a worker with these options takes."""
+    """Return the tags of the work that a worker with these options takes."""
     return WorkerTags(tags=options.tags, only=options.only_tagged) if options.tags else NO_TAGS
 
 
@@ -598,7 +598,7 @@ class LeaseRenewer:
                 )
 
     def _blame(self) -> str:
-        """Who may block the loop, the remedy, and the stack of the loop's thread."""
+        """Return the possible culprit, the remedy, and the stack of the loop's thread."""
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)[-STACK_FRAMES:]) if frame else "unknown"
         return (

@@ -92,7 +92,7 @@ class Maintenance(WorkerPart):
             self.report_capacity()
 
     def report_capacity(self) -> None:
-        """Log when there is no room for another session; once, until there is some again (`FULL_RATIO`)."""
+        """Log once when the worker has no room for another session, until it has room again (`FULL_RATIO`)."""
         held, most = len(self._sessions), self._options.max_sessions_per_runtime
         if held >= most > 0 and not self._full_reported:
             self._full_reported = True
@@ -228,9 +228,9 @@ class Maintenance(WorkerPart):
 
 
 def code_version(app: KernelApp) -> str:
-    """The version of an application's code: a digest.
+    """Return the version of an application's code: a digest.
 
-    It covers affinity's version, the names that the app registers, what it declares, and the files of its
+    It covers affinity's version, the names that the app registers, its declarations, and the files of its
     orchestrations, activities and handlers. A change in another file does not show: ``RuntimeOptions.code_version`` is
     for that.
     """
@@ -240,8 +240,9 @@ def code_version(app: KernelApp) -> str:
     for _, declarations in sorted(app.declared.items()):
         for name, declaration in sorted(declarations.items()):
             digest.update(f"{name}\0{declaration.to_text()}\0".encode())
-    functions = [one.function for one in [*app.orchestrations.values(), *app.activities.values()]]
-    functions += [each for one in app.session_listeners if isinstance(one, HasFunctions) for each in one._sources()]
+    functions = [definition.function for definition in [*app.orchestrations.values(), *app.activities.values()]]
+    with_functions = [listener for listener in app.session_listeners if isinstance(listener, HasFunctions)]
+    functions += [function for listener in with_functions for function in listener._sources()]
     for path in sorted({path for function in functions if (path := _file_of(function)) is not None}):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -176,7 +176,7 @@ class Metrics:
         the port and how to stop.
 
         Raises:
-            OSError: the port is taken, or there is no such address here.
+            OSError: the port is taken, or this machine does not have the address.
         """
         application = _with_liveness(make_wsgi_app(self.registry), is_alive)
         server = make_server(host, port, application, _Server6 if ":" in host else _Server, handler_class=_Quiet)
@@ -218,7 +218,7 @@ def _with_liveness(metrics: WSGIApplication, is_alive: Callable[[], bool]) -> WS
 class _Counters(Collector):
     """A counter for every turn: the event loop only adds to a dictionary by label values; a scrape formats it.
 
-    ``total``: what is read in place of the dictionary, of a counter without labels.
+    ``total``: for a counter without labels, the function that is read in place of the dictionary.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class _WorkGauges(Collector):
         return queues
 
     def _gauge(self, name: str, text: str, label: str | None, values: Mapping[Any, float]) -> GaugeMetricFamily:
-        """``label``: its values are the keys of ``values``. None: there is no such label, and one value."""
+        """Return a gauge. ``label``: its values are the keys of ``values``. None: the gauge has a single value."""
         family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, *([label] if label else [])))
         for value, number in values.items():
             family.add_metric((*self._fixed.values(), *([value] if label else [])), number)

@@ -80,7 +80,7 @@ class GuestOptions(BaseModel):
 
     @property
     def retention_of_guests(self) -> Mapping[str, Any]:
-        """By guest, how long its old data is kept; without a guest: forever. A guest adds its own."""
+        """The retention of old data by guest; data of other guests is kept forever. A guest adds its own."""
         return {}
 
 
@@ -97,8 +97,8 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                wrong = "; ".join(_explain(one, type(self).model_fields) for one in error.errors())
-            if wrong:  # not as a consequence of pydantic's error, which quotes what it was given
+                wrong = "; ".join(_explain(detail, type(self).model_fields) for detail in error.errors())
+            if wrong:  # not as a consequence of pydantic's error, which quotes the values
                 raise InvalidOptions(wrong)
 
     worker_node_id: str = Field(default_factory=_default_node_id)
@@ -216,7 +216,7 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
     @field_validator("tags", mode="before")
     @classmethod
     def _split_tags(cls, value: object) -> object:
-        return [tag for each in value.split(",") if (tag := each.strip())] if isinstance(value, str) else value
+        return [tag for part in value.split(",") if (tag := part.strip())] if isinstance(value, str) else value
 
     @field_validator("tags")
     @classmethod
@@ -322,7 +322,7 @@ def _type_of(annotation: Any) -> type[int | float | str]:
     """The type in ``X``, ``X | None`` and ``Annotated[X, …] | None``."""
     if annotation is bool:
         return bool
-    (kind, *_) = [each for each in get_args(annotation) or [annotation] if each is not NoneType]
+    (kind, *_) = [member for member in get_args(annotation) or [annotation] if member is not NoneType]
     if isinstance(kind, str) or kind is Ellipsis:
         return str
     return cast("type[int | float | str]", next(iter(get_args(kind)), kind))
@@ -346,23 +346,23 @@ def _similar_option(variable: str, options: Iterable[str]) -> str | None:
     """Return the option whose name the variable almost has; None if it has the name of one, or is like none."""
     known = [*_OTHER_VARIABLES, *options]
     name = variable[len(ENVIRONMENT_PREFIX) :].lower()
-    if variable in {ENVIRONMENT_PREFIX + each.upper() for each in known}:
+    if variable in {ENVIRONMENT_PREFIX + option.upper() for option in known}:
         return None
     words = set(name.split("_"))
-    partial = [each for each in known if words <= set(each.split("_"))]
+    partial = [option for option in known if words <= set(option.split("_"))]
     close = difflib.get_close_matches(name, known, 1, ALIKE)
     return next(iter([*close, *partial]), None)
 
 
 def _is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes sets the variable for a Service whose name begins with "affinity"."""
+    """Return whether Kubernetes sets the variable for a Service whose name begins with "affinity"."""
     return _SERVICE_LINK.search(variable) is not None or re.match(r"(tcp|udp|sctp)://", value) is not None
 
 
 def _explain(error: Any, options: Iterable[str]) -> str:
     where = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":  # what was given stays out: it may be a URL with a password
+    if error["type"] == "extra_forbidden":  # the value stays out: it may be a URL with a password
         close = difflib.get_close_matches(where, list(options), 1, ALIKE)
-        return f"{where}: there is no such option" + "".join(f"; did you mean {each}?" for each in close)
+        return f"{where}: there is no such option" + "".join(f"; did you mean {option}?" for option in close)
     text = error["msg"].removeprefix("Value error, ")
     return f"{where} = {error['input']!r}: {text}" if where else text

@@ -34,16 +34,16 @@ class StagedResult:
 
     @classmethod
     async def of(cls, participants: Sequence[AnyParticipant], session_id: str | None) -> StagedResult:
-        """The staged result of a run whose code has returned, and had these enlisted.
+        """Return the staged result of a run whose code has returned, and had these enlisted.
 
         Raises:
             SessionError: more than one state, or more than one part of a guest.
-            Exception: what a participant raised. All are settled then.
+            Exception: of a participant. All participants are settled then.
         """
         staged = cls(participants)
         try:
-            for each in participants:
-                staged._add(await each.prepare(), session_id)
+            for participant in participants:
+                staged._add(await participant.prepare(), session_id)
         except BaseException:
             staged.settle(False)
             raise

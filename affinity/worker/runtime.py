@@ -214,7 +214,7 @@ class Runtime:
             self._tasks.start_soon(work, *args)
 
     def _note_due(self, due: Mapping[str, float | None]) -> None:
-        """Pass on what a sweep has seen of the guests."""
+        """Pass on the due times of guests that a sweep has found."""
         for guest, part in self.guests.items():
             part.on_due(due.get(guest))
 
@@ -277,7 +277,7 @@ class Runtime:
         scope.cancel()
 
     async def _leaves_for_good(self) -> bool:
-        """Whether scale-in ends this worker, as far as it knows: it packs, and needs no worker of its ordinal."""
+        """Return whether scale-in ends this worker, as far as it knows: it packs and needs no worker of its ordinal."""
         ordinal = ORDINAL.search(self._identity.worker_id)
         if ordinal is None or self._options.placement != PACK:
             return False

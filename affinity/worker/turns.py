@@ -46,7 +46,7 @@ _work_item: Final = constructor(NewWorkItem)
 
 @dataclass(slots=True)
 class TurnPlacement:
-    """Which new work a worker may run itself.
+    """The selection of new work that a worker may run itself.
 
     Attributes:
         tags: of the worker.
@@ -57,13 +57,13 @@ class TurnPlacement:
     session_tag: Callable[[str], str | None] = lambda _: None
 
     def may_run(self, event: ev.ActivityScheduled) -> bool:
-        """Whether new work may be locked to this worker. What it should not run goes to the queue."""
+        """Return whether new work may be locked to this worker. Other work goes to the queue."""
         if event.session_id is None:
             return self.takes(event)
         return event.tag is None or self.session_tag(event.session_id) == event.tag
 
     def takes(self, event: ev.ActivityScheduled) -> bool:
-        """Whether a fetch of this worker would take it if it had no session, or a new one."""
+        """Return whether a fetch of this worker would take it if it had no session, or a new session."""
         return not self.tags.only if event.tag is None else event.tag in self.tags.tags
 
 
@@ -92,7 +92,7 @@ class _OtherRows:
 
 @frozen()
 class BuiltTurn:
-    """A turn, and what the worker does with it."""
+    """A turn, and data for the worker that commits it."""
 
     turn: Turn
     tasks: Sequence[ActivityTask]  # of its work items, so that items which stay here need no decoding
@@ -139,7 +139,7 @@ def build_turn(
         placement: which new work this worker may run, by tags.
         latest_version: returns the latest version of an orchestration that this worker registers, for a
             `continue_as_new` that asks for it.
-        contexts: trace contexts that go with what it schedules, starts and sends.
+        contexts: trace contexts for the activities, instances and messages that it creates.
     """
     history: list[str] = []
     scheduled: list[tuple[int, ev.ActivityScheduled]] = []
@@ -354,7 +354,7 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome, tr
 
 
 def _to_parent(parent: ev.ParentRef, answer: ev.Event) -> NewMessage:
-    """For this parent by its generation: another instance may have its id by now."""
+    """Return a message for this generation of the parent: another instance may have its id by now."""
     return NewMessage(
         instance_id=parent.instance_id,
         payload=encode_message(parent.execution_id, answer),

@@ -19,7 +19,7 @@ class WorkerWaits:
         self._loop = asyncio.get_running_loop()
 
     def is_here(self) -> bool:
-        """Whether the caller runs on the event loop of the worker."""
+        """Return whether the caller runs on the event loop of the worker."""
         return asyncio.get_running_loop() is self._loop
 
     async def begin_wait(self, wait: ActivityWait) -> None:

@@ -1,6 +1,6 @@
 """The worker: one ``async with`` around everything that a process does for its orchestrations and activities.
 
-What it opens, in the order in which things must close:
+It opens these, in the order in which things must close:
 
     telemetry    log records and spans carry the session (`affinity.telemetry`), and the metrics are served
     incarnation  a task that owns all of the following
@@ -176,7 +176,7 @@ class KernelWorker(AsyncBlock):
         before its handler.
 
         Raises:
-            WorkerFenced, WorkerStalled: as for `wait_ended`; and what entering raises.
+            WorkerFenced, WorkerStalled: see `wait_ended`; and the errors of entering.
         """
         received: list[signal.Signals] = []
         failure: BaseException | None = None
@@ -237,7 +237,7 @@ class KernelWorker(AsyncBlock):
         """Run one incarnation after another, until the block is left or the worker has ended; ``begun`` is set when the
         first one has begun, or cannot begin.
         """
-        ACTORS.set(())  # what workers do is no actor's
+        ACTORS.set(())  # the actions of workers have no actor
         try:
             await self._run_incarnations(begun)
         finally:
@@ -463,9 +463,9 @@ class KernelWorker(AsyncBlock):
             logger.info("worker %s: metrics on %s, port %d", self.identity.worker_id, host, self.metrics_port)
 
     def _is_alive(self) -> bool:
-        """Whether the worker's loop makes progress; called in the thread of the probe.
+        """Return whether the worker's loop makes progress; called in the thread of the probe.
 
-        The database is not asked: an outage of the database is no reason to end a worker.
+        The database is not asked: an outage of the database must not end a worker.
         """
         return self._progress.stands_still_for() <= self.options.stall_timeout
 
@@ -504,8 +504,8 @@ async def _close(provider: Provider) -> None:
 
 
 def _has_ended(worker: WorkerInfo, own: Mapping[str, str]) -> bool:
-    """Whether the process of a worker has ended, as far as this machine knows. ``own``: the labels of this process,
-    which a container may have started in the place of another one, with the same number.
+    """Return whether the process of a worker has ended, as far as this machine knows. ``own``: the labels of this
+    process, which a container may have started in the place of another process, with the same number.
     """
     host, pid = worker.labels.get("host"), worker.labels.get("pid", "")
     if host != own["host"] or not pid.isdecimal():
