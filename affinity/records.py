@@ -73,7 +73,7 @@ def copied(cls: type[T], row: object, **others: Any) -> T:
 
 
 StateEncoding: TypeAlias = Literal["plain", "zlib"]
-"""How the bytes of a state are packed; stores keep the word and do not read the state."""
+"""The packing of the bytes of a state; stores keep the word and do not read the state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class ResourceStore(Protocol):
         self, names: Collection[str], *, limit: int, seconds: float
     ) -> Sequence[DurableResource]:
         """Some that no record uses, and whose activity is not in the queue; for ``seconds`` no other call takes them,
-        and no session gets them any more.
+        and sessions no longer get them.
         """
         ...
 
@@ -289,7 +289,7 @@ class SessionSummary:
 
 
 ChildCursor: TypeAlias = tuple[str, datetime, str]
-"""Where a page of `SessionStore.children` ends: (parent, updated_at, session_id) of its last row."""
+"""The end of a page of `SessionStore.children`: (parent, updated_at, session_id) of its last row."""
 
 
 def child_cursor(row: SessionSummary | SessionRecord) -> ChildCursor:

@@ -91,7 +91,7 @@ class InstanceConditions(TypedDict, total=False):
     parent_id: str | None
     """The instance that they are sub-orchestrations of."""
     reason: str | None
-    """For which they are suspended: `Suspension.error_type`."""
+    """The reason for which they are suspended: `Suspension.error_type`."""
     session_id: str | None
     """The session id with which they, or their parents, were started."""
     version: str | None

@@ -582,7 +582,7 @@ class ActivityRunner:
             self._locks.discard(given.lock)
             self._sessions.end(session_id)
             self._commits.submit_abandon(given)
-        self._spawn_task(self._sessions.remove, session_id)  # its state here is of no use any more
+        self._spawn_task(self._sessions.remove, session_id)  # its state here is of no further use
 
     def _has_waited(self, item: WorkItem) -> bool:
         """Return whether ``unregistered_timeout`` has passed without a worker that could run it."""

@@ -37,7 +37,7 @@ from affinity.worker.sessions import HeldSessions, needs_met
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 HINT_SECONDS = 60.0
-"""How long one wait for a hint may take; only bounds a system call."""
+"""Seconds that one wait for a hint may take; only bounds a system call."""
 
 LONGEST_ROOM_SECONDS = 0.5
 """Between two attempts of a full worker to make room, if they are in vain: each doubles `ROOM_SECONDS`, until work of a

@@ -573,7 +573,7 @@ class InstanceTable(WorkerPart):
     # -- dropping
 
     def settle_staged(self) -> None:
-        """Settle the results whose commit this worker will not see any more: they count as not applied."""
+        """Settle the results whose commit this worker will no longer see: they count as not applied."""
         for staged in list(self._staged):
             staged.settle(False)
 

@@ -89,7 +89,7 @@ HELD: Final = "another transaction holds the row of this worker in the table of 
 """Why a lease cannot be renewed."""
 
 STOP_SECONDS = 5.0
-"""How long the thread may take to end; its connection is closed by then, or left to the operating system."""
+"""Seconds that the thread may take to end; its connection is closed by then, or left to the operating system."""
 
 
 def lock_timeouts(options: KernelOptions) -> Timeouts:

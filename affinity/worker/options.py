@@ -90,7 +90,7 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
     # The docstrings below are the descriptions in `--help` and in docs/run/options.md.
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
-    if not TYPE_CHECKING:  # else type checkers would not know the options any more
+    if not TYPE_CHECKING:  # else type checkers would not know the options
 
         def __init__(self, **values: Any) -> None:
             wrong = ""

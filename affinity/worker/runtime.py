@@ -59,10 +59,10 @@ from affinity.worker.sessions import HeldSessions
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
 DEMAND_SECONDS = 2.0
-"""How long a draining worker waits for the number of workers that are needed."""
+"""Seconds for which a draining worker waits for the number of workers that are needed."""
 
 ORDINAL = re.compile(r"\d+$")
-"""In the name of a worker, as a StatefulSet numbers its pods."""
+"""The ordinal in the name of a worker, as a StatefulSet numbers its pods."""
 
 
 class Runtime:
@@ -87,7 +87,7 @@ class Runtime:
         self._tasks: TaskGroup | None = None
         self._drain_limit: anyio.CancelScope | None = None
         self.restart_grace: float = options.restart_grace
-        """For how long the sessions stay with the name when this incarnation has left."""
+        """Seconds for which the sessions stay with the name when this incarnation has left."""
         state = FetchState()
         notifier = Notifier(provider, identity.worker_id, options.poll_interval, state)
         self.lease: LeaseState = LeaseState(

@@ -67,7 +67,7 @@ MEASURE_TIMEOUT = 3.0
 """Seconds that a scrape of the metrics waits for the database, or for a loop that is blocked."""
 
 LEAVE_SECONDS = 5.0
-"""How long a worker that ends tries to release its name; its lease expires anyway."""
+"""Seconds for which a worker that ends tries to release its name; its lease expires anyway."""
 
 
 class KernelWorker(AsyncBlock):
@@ -100,7 +100,7 @@ class KernelWorker(AsyncBlock):
         self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
         self.drained: bool = False
-        """Whether a drain came to its end: False when SIGINT cut it short."""
+        """True if a drain came to its end; False when SIGINT cut it short."""
         self._was_opened = False
         self._entered = False
         self._leaving = anyio.Event()

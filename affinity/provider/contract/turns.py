@@ -156,4 +156,4 @@ class Reset:
     messages: Sequence[NewMessage] = ()  # a timer keeps the time of the waiting timer of the same event id, if any
     work_items: Sequence[NewWorkItem] = ()
     watches: Sequence[SessionWatch] = ()
-    custom_status: str | None = None  # JSON; None: the instance has none any more
+    custom_status: str | None = None  # JSON; None: the instance loses its custom status

@@ -16,11 +16,11 @@ Token = NewType("Token", str)
 
 
 OFFER_SECONDS: Final = 1.0
-"""For how long only the worker that an item was offered to may fetch it; then a sweep offers it to all."""
+"""Seconds for which only the worker that an item was offered to may fetch it; then a sweep offers it to all."""
 
 
 NEWER_SECONDS: Final = 2.0
-"""For how long only workers of the newest code claim a new or freed session, if they have room; then any worker may."""
+"""Seconds for which only workers of the newest code with room claim a new or freed session; then any worker may."""
 
 
 class WorkKey(NamedTuple):

@@ -77,7 +77,7 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
 
         Returns:
             The number of sessions that it still holds. None: the caller is not current, or ``if_wanted`` is set and no
-            operator drains the worker (`set_drain_wanted`), or not any more; nothing changed.
+            operator drains the worker now (`set_drain_wanted`); nothing changed.
         """
         ...
 

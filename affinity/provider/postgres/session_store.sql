@@ -38,7 +38,7 @@ WITH begun AS (
             (s.epoch > %(epoch)s OR r.epoch > %(epoch)s) IS NOT TRUE AS newest
     ) v
 ), bumped AS (
-    -- A writer without a lease: the state in the memory of the session's holder is not used any more.
+    -- A writer without a lease: the state in the memory of the session's holder is no longer used.
     UPDATE sessions SET epoch = nextval('epochs')
     WHERE session_id = %(session)s AND %(epoch)s::bigint IS NULL AND (SELECT fits FROM verdict)
 ), added AS (

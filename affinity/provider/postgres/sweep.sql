@@ -9,7 +9,7 @@ RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) T
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
--- end_plans: planned moves that cannot happen any more; a move that is not taken has one second left
+-- end_plans: planned moves that can no longer happen; a move that is not taken has one second left
 WITH planned AS MATERIALIZED (
     SELECT p.session_id, p.is_over OR p.next_until IS NULL AS is_over
     FROM (
@@ -117,7 +117,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     UPDATE orchestrator_queue o SET route = 'new' FROM stale_messages s WHERE o.id = s.id
     RETURNING 1
 ), resumed AS MATERIALIZED (
-    -- Sent while the instance was resumed, by a sender that saw it suspended. No sender does so any more.
+    -- Sent while the instance was resumed, by a sender that saw it suspended. By now no sender does so.
     SELECT s.instance_id FROM suspensions s WHERE s.unchecked AND s.resumed_at < (SELECT clock()) - interval '10 s'
     ORDER BY s.resumed_at LIMIT %(reroute)s FOR NO KEY UPDATE SKIP LOCKED
 ), checked AS (
