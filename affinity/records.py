@@ -49,7 +49,7 @@ def frozen(*, kw_only: bool = False) -> Callable[[type[T]], type[T]]:
 
 
 def constructor(cls: type[T]) -> type[T]:
-    """A function that makes records of a class as a call of the class does; for the records of a turn.
+    """Return a function that makes records of a class as a call of the class does; for the records of a turn.
 
     The interpreter packs keyword arguments of a class into a dict, and unpacks them for ``__init__``: that takes three
     times as long as the rest. It does not for a function, up to 15 keywords. A field with a default factory must be
@@ -89,12 +89,12 @@ class SessionMetadata:
 
 
 def copied_metadata(metadata: SessionMetadata) -> SessionMetadata:
-    """A copy with containers of its own, of types that compare equal: stores may return lists for tuples."""
+    """Return a copy with containers of its own, of types that compare equal: stores may return lists for tuples."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
 
 
 def labels_of(text: str) -> dict[str, str]:
-    """The labels of a row, from JSON; of a damaged row as many as can be read, so that others can still be listed."""
+    """Return the labels of a row, from JSON; of a damaged row as many as can be read, so that listings still work."""
     value = _from_json(text)
     if not isinstance(value, dict):
         return {}
@@ -102,7 +102,7 @@ def labels_of(text: str) -> dict[str, str]:
 
 
 def participants_of(text: str) -> list[str]:
-    """The participants of a row, from JSON; of a damaged row as many as can be read."""
+    """Return the participants of a row, from JSON; of a damaged row as many as can be read."""
     value = _from_json(text)
     return [participant for participant in value if isinstance(participant, str)] if isinstance(value, list) else []
 
@@ -293,7 +293,7 @@ ChildCursor: TypeAlias = tuple[str, datetime, str]
 
 
 def child_cursor(row: SessionSummary | SessionRecord) -> ChildCursor:
-    """The cursor for the page of `SessionStore.children` that begins after this record, which has a parent."""
+    """Return the cursor for the page of `SessionStore.children` that begins after this record, which has a parent."""
     return row.metadata.parent or "", row.updated_at, row.session_id
 
 
@@ -422,7 +422,7 @@ class SessionStore(Protocol):
         ...
 
     async def count(self, where: SessionFilter) -> int:
-        """The number of matching records."""
+        """Return the number of matching records."""
         ...
 
     async def children(
@@ -439,7 +439,7 @@ class SessionStore(Protocol):
         ...
 
     async def ancestors(self, session_id: str, limit: int) -> Sequence[SessionSummary]:
-        """The records of a session, of its parent, and so on, up to ``limit``, in any order; empty without a record."""
+        """Return the records of a session, its parent, and so on, in any order: at most ``limit``; maybe none."""
         ...
 
 

@@ -60,7 +60,7 @@ class _TimeLimit(NamedTuple):
 
     @classmethod
     def of(cls, item: WorkItem, task: ActivityTask) -> _TimeLimit | None:
-        """The limit of this attempt, or the limit over all attempts if that ends earlier."""
+        """Return the limit of this attempt, or the limit over all attempts if that ends earlier."""
         own = None if task.timeout is None else cls(task.timeout, f"ran longer than its timeout of {task.timeout:g} s")
         if task.retry is None or (total := task.retry.total_timeout) is None:
             return own
@@ -106,7 +106,7 @@ class _Running:
             self.cancel("timeout")
 
     def error_of(self, raised: BaseException | None) -> Exception:
-        """The error as which its code counts that has ended so; after its time is over, that is the error."""
+        """Return the error as which its code counts that has ended so; after its time is over, that is the error."""
         if self.timed_out and self.limit is not None:
             late = errors.ActivityTimeout(self.item.name, errors.ActivityTimeout.__name__, self.limit.message)
             late.__cause__ = raised  # its traceback says where the time ran out
@@ -708,7 +708,7 @@ def _log_failure(
 
 
 def _noted(error: BaseException) -> str:
-    """The text of an error that is shown while its activity waits for its next attempt."""
+    """Return the text of an error that is shown while its activity waits for its next attempt."""
     name, message = describe_error(error)
     return truncate(f"{name}: {message}", MAX_NOTED_ERROR_BYTES)
 
@@ -736,7 +736,7 @@ class _Threads:
         return len(self._inside)
 
     def names(self) -> set[str]:
-        """The activities whose code is in a thread now."""
+        """Return the activities whose code is in a thread now."""
         with self._guard:
             return {running.item.name for running in self._inside}
 

@@ -118,7 +118,7 @@ class Commits(WorkerPart):
         self.turns.submit(turn, settled, weight)
 
     def _without_work(self, result: TurnResult) -> TurnResult:
-        """The reply to a turn of a former lease. Its work goes back: its session may have another holder by now."""
+        """Return the reply to a turn of a former lease. Its work goes back: its session may have another holder now."""
         for place in result.placed:
             if place.item is not None:
                 self.submit_abandon(WorkAbandon(lock=place.item.lock, count_attempt=False))

@@ -305,5 +305,5 @@ class Fetcher(WorkerPart):
 
 
 def orchestration_names(app: KernelApp) -> frozenset[str]:
-    """The orchestrations that an app has code for, with and without their versions."""
+    """Return the orchestrations that an app has code for, with and without their versions."""
     return frozenset({d.name for d in app.orchestrations.values()} | set(app.orchestrations))

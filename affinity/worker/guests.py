@@ -64,5 +64,5 @@ class GuestPart(WorkerPart):
 
 @cache
 def guest_parts() -> Mapping[str, type[GuestPart]]:
-    """The class of each guest's part, by guest."""
+    """Return the class of each guest's part, by guest."""
     return {guest: module.PART for guest, module in modules("worker").items()}

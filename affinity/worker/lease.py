@@ -126,7 +126,7 @@ class HeldLocks:
         self._locks.clear()
 
     def snapshot(self, older_than: float = 0.0) -> list[WorkLock]:
-        """The locks that have been held for at least ``older_than`` seconds."""
+        """Return the locks that have been held for at least ``older_than`` seconds."""
         latest = time.monotonic() - older_than
         return [lock for lock, since in self._locks.copy().items() if since <= latest]
 
@@ -282,7 +282,7 @@ class LeaseState:
         return not stops and self.error is None and time.monotonic() < self.ends_at
 
     def now(self) -> float:
-        """The database's time in Unix seconds, extrapolated from its last answer."""
+        """Return the database's time in Unix seconds, extrapolated from its last answer."""
         at, learned = self._database_time
         return at + self._monotonic() - learned
 
@@ -357,7 +357,7 @@ class LeaseState:
 
 
 def describe_worker(options: KernelOptions, app: KernelApp, code: str) -> WorkerProfile:
-    """The profile that a worker with these options registers; ``code`` is the version of the app's code."""
+    """Return the profile that a worker with these options registers; ``code`` is the version of the app's code."""
     return WorkerProfile(
         capacity=options.max_sessions_per_runtime,
         app=app.name,
@@ -478,7 +478,7 @@ class LeaseRenewer:
                     await provider.aclose()
 
     def _until(self, pause: float) -> float:
-        """The pause, cut at the deadline: an expiry must be noticed before the lease ends."""
+        """Return the pause, cut at the deadline: an expiry must be noticed before the lease ends."""
         if self._expired:
             return pause
         return max(0.01, min(pause, self._nearest() - self._margin - time.monotonic()))
@@ -524,7 +524,7 @@ class LeaseRenewer:
         await self._renew_items(provider)
 
     def _relabel(self, left_behind: int) -> Mapping[str, str]:
-        """The labels, with the slots of code that is left behind."""
+        """Return the labels, with the slots of code that is left behind."""
         self._labels.pop(LEFT_BEHIND, None)
         if left_behind:
             self._labels[LEFT_BEHIND] = str(left_behind)

@@ -249,7 +249,7 @@ def code_version(app: KernelApp) -> str:
 
 
 def _file_of(function: object) -> Path | None:
-    """The file of a function's source; None when it has none (typed in, or compiled)."""
+    """Return the file of a function's source; None when it has none (typed in, or compiled)."""
     try:
         path = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")  # type: ignore[arg-type]
     except TypeError:  # an object that can be called

@@ -134,7 +134,7 @@ class Metrics:
         self.registry.register(_WorkGauges(read, self._labels, late))
 
     def batch(self, kind: str) -> Callable[[int], None]:
-        """An observer for the sizes of one kind of batch."""
+        """Return an observer for the sizes of one kind of batch."""
         return self._batches.observer(kind)
 
     def count_move(self, reason: str) -> None:
@@ -151,7 +151,7 @@ class Metrics:
             self._unclaimed.labels(**self._labels, resource=name).set(number)
 
     def observed(self, provider: Provider) -> Provider:
-        """The provider with every verb timed and its errors counted."""
+        """Return the provider with every verb timed and its errors counted."""
         return cast("Provider", _Observed(provider, self))
 
     def timed(self, verb: str, call: Callable[..., Any]) -> Callable[..., Any]:

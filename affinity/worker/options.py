@@ -319,7 +319,7 @@ def _has_none(annotation: Any) -> bool:
 
 
 def _type_of(annotation: Any) -> type[int | float | str]:
-    """The type in ``X``, ``X | None`` and ``Annotated[X, …] | None``."""
+    """Return the type in ``X``, ``X | None`` and ``Annotated[X, …] | None``."""
     if annotation is bool:
         return bool
     (kind, *_) = [member for member in get_args(annotation) or [annotation] if member is not NoneType]

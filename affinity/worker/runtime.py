@@ -219,18 +219,18 @@ class Runtime:
             part.on_due(due.get(guest))
 
     async def _read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
-        """The next pages of some histories."""
+        """Return the next pages of some histories."""
         read = self._provider.read_history(cursors, max_bytes=self._options.max_batch_bytes)
         return await self.lease.calls.watch("histories", read)
 
     async def _check_sessions(self, session_ids: Collection[str]) -> Mapping[str, float]:
-        """The sessions among these that this worker holds, with the seconds until the lock of each ends."""
+        """Return the sessions among these that this worker holds, with the seconds until the lock of each ends."""
         rows = await self._provider.list_sessions(session_ids)
         mine = self._identity.incarnation
         return {row.session_id: row.expires_in for row in rows if row.held and row.incarnation == mine}
 
     async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
-        """The sizes of the queues, and the counts of one page of instances behind the id ``after``; for the metrics."""
+        """Return the sizes of the queues and the counts of one page of instances after ``after``; for metrics."""
         queues = await self._provider.measure_queues(SCRAPE_COUNT)
         return queues, await self._provider.count_instances(SCRAPE_COUNT, after=after)
 

@@ -190,7 +190,7 @@ def build_turn(
 
 
 def _only_session(scheduled: Sequence[tuple[int, ev.ActivityScheduled]]) -> str | None:
-    """The session of all new work that has one, if it is the same."""
+    """Return the session of all new work that has one, if it is the same."""
     found = None
     for _, event in scheduled:
         if event.session_id is not None and not event.parked:

@@ -482,7 +482,7 @@ class KernelWorker(AsyncBlock):
             return None
 
     def _count(self, read: Callable[[Runtime], float]) -> Callable[[], float]:
-        """A number of the present runtime, read when it is asked for; 0 before the first incarnation."""
+        """Return a number of the present runtime, read when it is asked for; 0 before the first incarnation."""
         return lambda: 0 if self._runtime is None else read(self._runtime)
 
 
@@ -522,5 +522,5 @@ def _has_ended(worker: WorkerInfo, own: Mapping[str, str]) -> bool:
 
 
 def _describe_process(app: KernelApp) -> dict[str, str]:
-    """The labels of this process in the ``workers`` table."""
+    """Return the labels of this process in the ``workers`` table."""
     return {"host": socket.gethostname(), "pid": str(os.getpid()), "app": app.name, "affinity": VERSION}

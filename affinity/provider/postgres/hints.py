@@ -120,7 +120,7 @@ async def notify_workers(db: Database, workers: Mapping[str | None, Hint], owner
 
 
 def hint_statement(target: Target, workers: Mapping[str | None, Hint]) -> Statement | None:
-    """The statement that sends hints, if there are any."""
+    """Return the statement that sends hints, if there are any."""
     if not (hints := _encode_all(workers)):
         return None
     channels = Texts(_channel(target, worker) for worker in hints)
@@ -152,7 +152,7 @@ def _channel(target: Target, worker_id: str | None) -> str:
 
 
 def _encode_all(workers: Mapping[str | None, Hint]) -> Mapping[str | None, str]:
-    """The payloads of the hints that say anything."""
+    """Return the payloads of the hints that say anything."""
     return {worker: text for worker, hint in workers.items() if (text := _encode(hint))}
 
 

@@ -89,7 +89,7 @@ async def migrate_target(target: Target, application_name: str, progress: Progre
 
 
 async def inspect_target(target: Target) -> SchemaReport:
-    """The schema's state, and the migrations that `migrate_target` would apply; nothing is changed."""
+    """Return the schema's state, and the migrations that `migrate_target` would apply; nothing is changed."""
     async with _connected(target, "affinity") as connection:
         found = await _read(partial(_ask, connection), target)
         is_known = found.oldest_code <= len(MIGRATIONS)

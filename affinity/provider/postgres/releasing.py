@@ -21,7 +21,7 @@ _FREE_IDLE: Final = (_SQL["lock"], with_parts(_SQL["release_idle"], frozenset({"
 
 
 def release_params(session_ids: Sequence[str]) -> Params:
-    """The parameters of ``release_sessions``, to release these sessions."""
+    """Return the parameters of ``release_sessions``, to release these sessions."""
     return {"release": Texts(session_ids), "reroute": Int8(MAX_REROUTE)}
 
 

@@ -96,5 +96,5 @@ async def sweep(
 
 @cache
 def _repair() -> tuple[LiteralString, LiteralString]:
-    """The statements of a sweep, with the columns of the guests."""
+    """Return the statements of a sweep, with the columns of the guests."""
     return _SQL["end_plans"], with_columns(_SQL["repair"], expressions("due").values())
