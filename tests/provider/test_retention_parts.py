@@ -17,6 +17,7 @@ from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.parts import PostgresPart
 from affinity.provider.rounds import RoundKind, Step
 from affinity.provider.sqlite import old_data as sqlite_old_data
+from affinity.provider.sqlite import parts as sqlite_parts
 from affinity.provider.sqlite import session_states
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.parts import Access, SqlitePart
@@ -47,15 +48,19 @@ def rounds_on_sqlite(access: Access, keep: Retention) -> list[RoundKind]:
 
 @pytest.fixture
 def gone(any_url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A database whose providers know the guest, with a note about one session; SQLite: sessions whose notes go."""
+    """A database whose providers know the guest beside the others, with a note about one session. SQLite: the sessions
+    whose notes go.
+    """
     gone: list[str] = []
-    on_postgres = {"notes": PostgresPart(verbs={}, rights=(), rounds=rounds_on_postgres, needs_record=NEEDED)}
+    notes = PostgresPart(verbs={}, rights=(), rounds=rounds_on_postgres, needs_record=NEEDED)
+    on_postgres = {**postgres_parts.parts(), "notes": notes}
 
     def records_removed(_: Tx, session_ids: Any) -> None:
         gone.extend(session_ids)
 
     on_sqlite = {
-        "notes": SqlitePart(verbs={}, rounds=rounds_on_sqlite, needs_record=NEEDED, records_removed=records_removed)
+        **sqlite_parts.parts(),
+        "notes": SqlitePart(verbs={}, rounds=rounds_on_sqlite, needs_record=NEEDED, records_removed=records_removed),
     }
     for module in (postgres_parts, postgres_old_data):
         monkeypatch.setattr(module, "parts", lambda: on_postgres)
