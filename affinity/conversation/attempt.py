@@ -14,18 +14,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from pydantic_core import from_json
 
 from affinity.conversation import events as ev
+from affinity.conversation import journal as j
 from affinity.conversation.events import kind_of, meta_of
-from affinity.conversation.journal import (
-    EndOutcome,
-    HomeLease,
-    JournalAccess,
-    JournalAppend,
-    JournalFilter,
-    JournalQuery,
-    NewEntry,
-    PendingWork,
-    WakeEnd,
-)
 from affinity.conversation.kept_state import is_kept, is_of_step, put_last
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
 from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
@@ -85,7 +75,7 @@ class Runnable(LineageState, Protocol[S]):
         """Run the handler."""
         ...
 
-    def _open_state(self, ctx: ActivityContext, work: PendingWork) -> OpenSession[S]:
+    def _open_state(self, ctx: ActivityContext, work: j.PendingWork) -> OpenSession[S]:
         """Return the state of the conversation, for the run."""
         ...
 
@@ -96,9 +86,9 @@ class Attempt(Generic[S]):
 
     conversations: Runnable[S]
     ctx: ActivityContext
-    journals: JournalAccess
+    journals: j.JournalAccess
     task: WakeTask
-    work: PendingWork
+    work: j.PendingWork
     alone: Alone | None
     """The inputs and revisits that later wakes try one by one; this wake tries one of them."""
     read_at: float
@@ -144,11 +134,11 @@ class Attempt(Generic[S]):
         assert self.ctx.session_store is not None
         return self.ctx.session_store
 
-    def _lease(self) -> HomeLease | None:
+    def _lease(self) -> j.HomeLease | None:
         """Return the lease of the conversation's home, if the wake runs on it."""
         if self.work.home is None or self.work.home != self.ctx.session_id:
             return None
-        return HomeLease(self.work.home, self.ctx.session_epoch or 0)
+        return j.HomeLease(self.work.home, self.ctx.session_epoch or 0)
 
     @property
     def read(self) -> int:
@@ -170,11 +160,11 @@ class Attempt(Generic[S]):
         """Close the trace."""
         self.writing.record("span.completed", self.trace.completed(self.begun, self.read_at, error))
 
-    def _end(self, outcome: EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
+    def _end(self, outcome: j.EndOutcome, error: ev.SpanError | None = None, reason: str = "") -> None:
         """Close the trace, and end the attempt."""
         self._close(error)
         text = None if error is None else error.model_dump_json()
-        self.writing.end = WakeEnd(outcome=outcome, reason=reason, read=self.read, attempt=self.number, error=text)
+        self.writing.end = j.WakeEnd(outcome=outcome, reason=reason, read=self.read, attempt=self.number, error=text)
 
     def _outcome(self, outcome: str) -> WakeOutcome:
         result = WakeOutcome(outcome=outcome, processed=self.writing.processed)  # type: ignore[typeddict-item]
@@ -211,7 +201,7 @@ class Attempt(Generic[S]):
         event = None if last is None else self.spec.types.read(last).event
         if last is None or not (isinstance(event, ev.UserInterrupt) and event.cascade):
             return False
-        entry = NewEntry(
+        entry = j.NewEntry(
             kind=event.kind,
             payload=ev.EventTypes().encode(event),
             event_id=f"interrupt/{self.work.journal_id}/{last.seq}",
@@ -219,7 +209,7 @@ class Attempt(Generic[S]):
         )
         return await self._send_to_children(last.seq, entry, message=interrupt_message(cancel=event.cancel), drops=True)
 
-    async def _send_to_children(self, seq: int, entry: NewEntry, **options: Any) -> bool:
+    async def _send_to_children(self, seq: int, entry: j.NewEntry, **options: Any) -> bool:
         """Send an entry to the next children, as many as one transaction takes. Return whether more may be left.
 
         Args:
@@ -229,7 +219,7 @@ class Attempt(Generic[S]):
         """
         done = self.task.get("children")
         after = done["after"] if done is not None and done["seq"] == seq else None
-        where = JournalFilter(
+        where = j.JournalFilter(
             parent=self.writing.session_id,
             parent_journal=self.work.journal_id,
             closed=False,
@@ -239,7 +229,7 @@ class Attempt(Generic[S]):
         page = await self.journals.list(where, limit)
         sender = self.writing.session_id
         self.writing.appends += [
-            JournalAppend(
+            j.JournalAppend(
                 session_id=row.session_id,
                 kind=row.kind,
                 entry=entry,
@@ -398,7 +388,7 @@ class Attempt(Generic[S]):
     async def _revisits_of(self, wake_id: str) -> Collection[str]:
         """Return the keys of the revisits that a failed wake was given."""
         me = self.writing.session_id
-        query = JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
+        query = j.JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
         page = await self.journals.read(query)
         return {key for entry in (page.entries if page else ()) for key in from_json(entry.payload).get("revisits", ())}
 
@@ -406,7 +396,7 @@ class Attempt(Generic[S]):
         """Notify the parent that the conversation is terminated. With ``cascade`` terminate the children too."""
         if cascade:
             event = ev.ConversationStatusChanged("terminated", "its parent was terminated")
-            entry = NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")
+            entry = j.NewEntry(kind=event.kind, payload=ev.EventTypes().encode(event), event_id=f"{event.kind}/parent")
             message = terminate_message(cascade=True)
             if await self._send_to_children(0, entry, message=message, closes=True, drops=True):
                 return self._end_step()
@@ -424,7 +414,7 @@ class Attempt(Generic[S]):
     async def _read_delegations(self) -> None:
         """Add the delegations of inputs that did not fit into the first read."""
         if self.work.more:
-            rest = JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
+            rest = j.JournalQuery(session_id=self.writing.session_id, after=self.read, pending=True, limit=MAX_PAGE)
             async for entry in all_entries(self.journals.read, rest):
                 meta = meta_of(entry.payload)
                 if meta.delegation and not self._has(meta):

@@ -8,22 +8,8 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
+from affinity.conversation import journal as j
 from affinity.conversation.events import CallEnded, ChildEnded, EventTypes, JournalEvent, RunEnded, kind_of
-from affinity.conversation.journal import (
-    HomeLease,
-    InstanceStart,
-    JournalAccess,
-    JournalAppend,
-    JournalCreation,
-    JournalWrite,
-    NewEntry,
-    NewRequest,
-    NewRevisit,
-    OpenDelegation,
-    PendingWork,
-    Step,
-    WakeEnd,
-)
 from affinity.conversation.kinds import WAKE_MESSAGE
 from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
@@ -36,19 +22,19 @@ ENDS: Final[Mapping[str, str]] = {CHILD_ENDED: "delegation", kind_of(RunEnded): 
 
 def end_of_delegation(
     event: ChildEnded | RunEnded | CallEnded, session_id: str, kind: str, journal_id: int | None
-) -> JournalAppend:
+) -> j.JournalAppend:
     """Return the input that tells a conversation that a delegation, run or call has ended. Its id is the same if the
     end is reported twice. Another conversation that has this id by now (``journal_id``) does not get it.
 
     Without an instance, which an operator may delete, it wakes nothing, and is read with the next event.
     """
-    entry = NewEntry(
+    entry = j.NewEntry(
         kind=event.kind,
         payload=EventTypes().encode(event, limit=MAX_PAYLOAD_BYTES),  # its result is as large as an event may be
         event_id=f"{event.kind}/{getattr(event, ENDS[event.kind])}",
         is_input=True,
     )
-    unnoticed = JournalAppend(session_id=session_id, kind=kind, journal_id=journal_id, entry=entry, message=None)
+    unnoticed = j.JournalAppend(session_id=session_id, kind=kind, journal_id=journal_id, entry=entry, message=None)
     return replace(unnoticed, message=WAKE_MESSAGE, if_refused=unnoticed)
 
 
@@ -60,31 +46,31 @@ class WakeWriting:
     wake_id: str
     attempt: int
     """The number of the attempt in streams: see `attempt.EPOCHS`."""
-    work: PendingWork
+    work: j.PendingWork
     types: EventTypes
-    journals: JournalAccess
+    journals: j.JournalAccess
     max_entries: int
     size: int = 0
     """Characters of the handler's entries, also the entries for children, and of the notes of revisits."""
     processed: int = 0
     """The watermark from now on."""
-    entries: list[NewEntry] = field(default_factory=list)
-    requests: list[NewRequest] = field(default_factory=list)
-    revisits: list[NewRevisit] = field(default_factory=list)
+    entries: list[j.NewEntry] = field(default_factory=list)
+    requests: list[j.NewRequest] = field(default_factory=list)
+    revisits: list[j.NewRevisit] = field(default_factory=list)
     ended_requests: list[str] = field(default_factory=list)
     ended_revisits: list[str] = field(default_factory=list)
-    delegations: list[OpenDelegation] = field(default_factory=list)
-    appends: list[JournalAppend] = field(default_factory=list)
-    creations: list[JournalCreation] = field(default_factory=list)
-    starts: list[InstanceStart] = field(default_factory=list)
-    home: HomeLease | None = None
-    steps: list[Step] = field(default_factory=list)
+    delegations: list[j.OpenDelegation] = field(default_factory=list)
+    appends: list[j.JournalAppend] = field(default_factory=list)
+    creations: list[j.JournalCreation] = field(default_factory=list)
+    starts: list[j.InstanceStart] = field(default_factory=list)
+    home: j.HomeLease | None = None
+    steps: list[j.Step] = field(default_factory=list)
     """Steps that commit with the next part."""
-    kept_steps: list[Step] = field(default_factory=list)
+    kept_steps: list[j.Step] = field(default_factory=list)
     """Steps of an earlier wake that stay when the wake ends: later wakes have its other inputs."""
-    held: list[NewEntry] = field(default_factory=list)
+    held: list[j.NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
-    end: WakeEnd | None = None
+    end: j.WakeEnd | None = None
     """The end of the attempt."""
     is_over: bool = False
     """The wake has come to its end: its steps are no longer needed."""
@@ -101,7 +87,7 @@ class WakeWriting:
     is_interrupted: bool = False
     """True if an interrupt waits that the wake has not read: it drops the requests of the wake."""
     _number: int = 0  # entries of its parts
-    _write: JournalWrite | None = None
+    _write: j.JournalWrite | None = None
 
     def append(self, event: JournalEvent) -> None:
         """Add an entry of the handler.
@@ -127,26 +113,26 @@ class WakeWriting:
             raise PayloadTooLarge(f"the wake has appended {size} bytes, over the limit of {MAX_BATCH_BYTES // 2}")
         self.size = size
 
-    def note(self, event: JournalEvent) -> NewEntry:
+    def note(self, event: JournalEvent) -> j.NewEntry:
         """Add an entry of the conversation itself."""
         entry = self._entry(event)
         self.entries.append(entry)
         return entry
 
-    def _entry(self, event: JournalEvent) -> NewEntry:
-        return NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
+    def _entry(self, event: JournalEvent) -> j.NewEntry:
+        return j.NewEntry(kind=event.kind, payload=self.types.encode(event), wake_id=self.wake_id)
 
-    def record(self, kind: str, fields: Mapping[str, Any]) -> NewEntry:
+    def record(self, kind: str, fields: Mapping[str, Any]) -> j.NewEntry:
         """Add an entry of the conversation itself by its fields, without fields that have their default.
 
         Each wake has three such entries; they need no validation.
         """
         payload = to_json({**fields, "kind": kind}).decode()
-        entry = NewEntry(kind=kind, payload=payload, wake_id=self.wake_id)
+        entry = j.NewEntry(kind=kind, payload=payload, wake_id=self.wake_id)
         self.entries.append(entry)
         return entry
 
-    def discard(self, keep: Sequence[NewEntry]) -> None:
+    def discard(self, keep: Sequence[j.NewEntry]) -> None:
         """Drop all additions but these entries: the handler has failed."""
         self.entries = list(keep)
         self.held.clear()
@@ -176,7 +162,7 @@ class WakeWriting:
             text = f"it is not known what a part of the wake has committed: {self.lost!r}"
             raise SessionWriteConflict(self.session_id, None, None, text)
 
-    def request(self, new: NewRequest) -> None:
+    def request(self, new: j.NewRequest) -> None:
         """Add a request, whose entry is added."""
         self.requests.append(new)
         self.requested.add(new.request_id)
@@ -203,18 +189,18 @@ class WakeWriting:
         """True if a part would have entries: it removes the streamed parts."""
         return len(self.entries) > len(self.held)
 
-    def has_additions_beside(self, trace: Sequence[NewEntry]) -> bool:
+    def has_additions_beside(self, trace: Sequence[j.NewEntry]) -> bool:
         """Return whether a part would commit anything but these entries."""
         known = {id(entry) for entry in (*self.held, *trace)}
         added = (self.requests, self.revisits, self.appends, self.steps)
         return any(id(entry) not in known for entry in self.entries) or any(added)
 
-    def take_steps(self) -> JournalWrite:
+    def take_steps(self) -> j.JournalWrite:
         """Return the steps as a part, without anything else."""
         steps, self.steps = self.steps, []
         return self.part(steps=steps)
 
-    def take_part(self) -> JournalWrite:
+    def take_part(self) -> j.JournalWrite:
         """Return the additions so far, as a part of the wake, which goes on."""
         held = {id(entry) for entry in self.held}
         entries = [entry for entry in self.entries if id(entry) not in held]
@@ -243,10 +229,10 @@ class WakeWriting:
         self.size = 0
         return part
 
-    def part(self, **added: Any) -> JournalWrite:
+    def part(self, **added: Any) -> j.JournalWrite:
         """Return a write of the wake, which goes on."""
         self.has_parts = True
-        return JournalWrite(
+        return j.JournalWrite(
             session_id=self.session_id,
             journal_id=self.work.journal_id,
             base=self.work.processed,
@@ -258,9 +244,9 @@ class WakeWriting:
             **added,
         )
 
-    async def prepare(self) -> JournalWrite:
+    async def prepare(self) -> j.JournalWrite:
         """Return the write that goes with the activity's result."""
-        self._write = JournalWrite(
+        self._write = j.JournalWrite(
             session_id=self.session_id,
             journal_id=self.work.journal_id,
             base=self.work.processed,

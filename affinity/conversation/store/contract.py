@@ -17,25 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, cast
 
-from affinity.conversation.journal import (
-    Appended,
-    CreationResult,
-    Description,
-    JournalAppend,
-    JournalCreation,
-    JournalFilter,
-    JournalInfo,
-    JournalLineage,
-    JournalPage,
-    JournalPruning,
-    JournalQuery,
-    JournalRetention,
-    JournalWake,
-    OpenRequestPage,
-    PendingWork,
-    RequestFilter,
-    StreamPart,
-)
+from affinity.conversation import journal as j
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract import Hint, ProviderConnection
 from affinity.provider.parts import check_part, missing_verbs
@@ -58,8 +40,8 @@ class JournalProvider(ProviderConnection, Protocol):
     """
 
     async def append_journal(
-        self, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
-    ) -> Sequence[Appended]:
+        self, appends: Sequence[j.JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
+    ) -> Sequence[j.Appended]:
         """Append inputs, in order; create the journals and instances that are missing. Each is atomic: entry, answer,
         removal of requests, and message to the instance. It does not change the ``sessions`` row: no epoch ends.
 
@@ -72,7 +54,7 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def get_pending(
         self, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[PendingWork | None]:
+    ) -> Sequence[j.PendingWork | None]:
         """Return the work for the next wake of each session; None: it has no journal. Reads only.
 
         At most ``limit`` inputs are read for each session. Once the inputs of the call have ``max_bytes``, no more are
@@ -82,8 +64,8 @@ class JournalProvider(ProviderConnection, Protocol):
         ...
 
     async def read_journal(
-        self, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
-    ) -> Sequence[JournalPage | None]:
+        self, queries: Sequence[j.JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+    ) -> Sequence[j.JournalPage | None]:
         """Return a page of each journal; None: the session has none. Reads only, by an index per condition, in one
         snapshot: an entry that replaces parts of a stream is not seen together with them.
 
@@ -94,13 +76,13 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def get_wakes(
         self, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
-    ) -> Sequence[JournalWake]:
+    ) -> Sequence[j.JournalWake]:
         """Return the ended wakes of a journal whose last entry is behind ``after``, in order; also those of the
         journals that it continues. Empty without such wakes, or without a journal. Reads only, by the key.
         """
         ...
 
-    async def write_stream(self, parts: Sequence[StreamPart]) -> Collection[int]:
+    async def write_stream(self, parts: Sequence[j.StreamPart]) -> Collection[int]:
         """Add provisional parts. Parts of other wakes of the journal, and of lower attempts, are removed. Subscribers
         are notified. Parts need not survive a crash of the database: if it has none of an attempt, and the parts do not
         begin with `StreamPart.first`, they are not added, so that no reader sees a gap.
@@ -121,11 +103,11 @@ class JournalProvider(ProviderConnection, Protocol):
         """Remove the parts of this attempt and of lower ones; later ones are ignored. Subscribers are notified."""
         ...
 
-    async def list_journals(self, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+    async def list_journals(self, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
         """Return one page, newest first; the cursor of the next page is the last row's (created_at, session_id)."""
         ...
 
-    async def list_requests(self, where: RequestFilter, limit: int) -> OpenRequestPage:
+    async def list_requests(self, where: j.RequestFilter, limit: int) -> j.OpenRequestPage:
         """Return one page of the requests that wait for an answer, over all journals, oldest first. Reads only, by an
         index of the requests: no other journal is read.
 
@@ -134,19 +116,19 @@ class JournalProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def create_journals(self, creations: Sequence[JournalCreation]) -> Sequence[CreationResult]:
+    async def create_journals(self, creations: Sequence[j.JournalCreation]) -> Sequence[j.CreationResult]:
         """Create journals from others, with their instances and records of state. Each is atomic. The same creation
         again changes nothing.
         """
         ...
 
-    async def get_lineage(self, session_id: str) -> Sequence[JournalLineage]:
+    async def get_lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
         """Return the journal and its ancestors, nearest first, each once; empty without a journal. A deleted ancestor
         is among them as long as another journal names it.
         """
         ...
 
-    async def describe_journal(self, session_id: str, kind: str, changes: Description) -> bool:
+    async def describe_journal(self, session_id: str, kind: str, changes: j.Description) -> bool:
         """Change title, owner and labels, as far as ``changes`` has them; None removes. False: the session has no
         journal of this kind.
         """
@@ -161,13 +143,13 @@ class JournalProvider(ProviderConnection, Protocol):
 
     async def prune_journals(
         self,
-        retention: JournalRetention,
+        retention: j.JournalRetention,
         *,
         limit: int,
         after: int = 0,
         dry_run: bool = False,
         everything: bool = False,
-    ) -> JournalPruning:
+    ) -> j.JournalPruning:
         """Prune one step of the journals that are over a bound, in the order of their ids, behind ``after``.
 
         A step ends after `limits.PRUNE_STEP_SECONDS`, `limits.PRUNE_WINDOW` of these journals, or ``limit`` of their

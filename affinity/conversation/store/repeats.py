@@ -7,22 +7,14 @@ from typing import Any, TypeAlias
 
 from pydantic_core import from_json
 
-from affinity.conversation.journal import (
-    META_FIELD,
-    Appended,
-    Entry,
-    JournalAppend,
-    JournalPage,
-    JournalQuery,
-    NewEntry,
-)
+from affinity.conversation import journal as j
 
-ReadJournal: TypeAlias = Callable[[Sequence[JournalQuery]], Awaitable[Sequence[JournalPage | None]]]
+ReadJournal: TypeAlias = Callable[[Sequence[j.JournalQuery]], Awaitable[Sequence[j.JournalPage | None]]]
 
 
 async def refuse_other_events(
-    read: ReadJournal, appends: Sequence[JournalAppend], done: Sequence[Appended]
-) -> list[Appended]:
+    read: ReadJournal, appends: Sequence[j.JournalAppend], done: Sequence[j.Appended]
+) -> list[j.Appended]:
     """Return the outcomes of appends, where ``repeated`` becomes ``other_event`` if the entry is another event. Reads
     these entries, and nothing without a repeated append.
     """
@@ -31,7 +23,7 @@ async def refuse_other_events(
     while left:
         asked = sorted(left)
         queries = [
-            JournalQuery(session_id=append.session_id, event_id=append.entry.event_id, limit=1)
+            j.JournalQuery(session_id=append.session_id, event_id=append.entry.event_id, limit=1)
             for append in (appends[n] for n in asked)
             if append.entry is not None
         ]
@@ -47,7 +39,7 @@ async def refuse_other_events(
     return found
 
 
-def _is_same(entry: Entry, new: NewEntry) -> bool:
+def _is_same(entry: j.Entry, new: j.NewEntry) -> bool:
     if entry.kind != new.kind:
         return False
     return entry.payload == new.payload or _content(entry.payload) == _content(new.payload)
@@ -55,4 +47,4 @@ def _is_same(entry: Entry, new: NewEntry) -> bool:
 
 def _content(payload: str) -> Any:
     found = from_json(payload)
-    return {name: value for name, value in found.items() if name != META_FIELD} if isinstance(found, dict) else found
+    return {name: value for name, value in found.items() if name != j.META_FIELD} if isinstance(found, dict) else found

@@ -13,21 +13,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg.types.numeric import Int8
 
-from affinity.conversation.journal import (
-    Appended,
-    Entry,
-    JournalAppend,
-    JournalPage,
-    JournalQuery,
-    JournalWake,
-    OpenDelegation,
-    PendingWork,
-    Request,
-    Revisit,
-    Step,
-    StreamCursor,
-    StreamPart,
-)
+from affinity.conversation import journal as j
 from affinity.conversation.store.repeats import refuse_other_events
 from affinity.errors import Contention
 from affinity.limits import MAX_BATCH_BYTES, MAX_DELEGATIONS_READ
@@ -102,14 +88,14 @@ class _JournalRow(NamedTuple):
     instance_status: str | None
 
 
-_PENDING, _INPUT = columns(_PendingRow, Entry)
-_REPLY, _REPLY_JOURNAL, _REPLY_WAKE, _REPLY_ENTRY = columns(_ReplyRow, _JournalRow, JournalWake, Entry)
-_READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, Entry)
+_PENDING, _INPUT = columns(_PendingRow, j.Entry)
+_REPLY, _REPLY_JOURNAL, _REPLY_WAKE, _REPLY_ENTRY = columns(_ReplyRow, _JournalRow, j.JournalWake, j.Entry)
+_READ, _READ_JOURNAL, _READ_ENTRY = columns(_ReadRow, _JournalRow, j.Entry)
 
 
 async def append_journal(
-    db: Database, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
-) -> Sequence[Appended]:
+    db: Database, appends: Sequence[j.JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
+) -> Sequence[j.Appended]:
     if not appends:
         return []
     behind = hint_statement(db.connections.target, notify or {})
@@ -141,19 +127,19 @@ async def _run_append(
 
 async def get_pending(
     db: Database, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
-) -> Sequence[PendingWork | None]:
+) -> Sequence[j.PendingWork | None]:
     params = {"session": Texts(session_ids), "limit": Int8(limit), "max_bytes": Int8(max_bytes)}
     params["delegations"] = Int8(MAX_DELEGATIONS_READ)
-    found: dict[int, PendingWork] = {}
+    found: dict[int, j.PendingWork] = {}
     for n, rows in groupby(await db.connections.quick.run(_SQL["pending"], params), itemgetter(0)):
         found[n] = _to_pending(list(rows), limit)
     return [found.get(n) for n in range(1, len(session_ids) + 1)]
 
 
 async def read_journal(
-    db: Database, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
-) -> Sequence[JournalPage | None]:
-    found: dict[int, JournalPage] = {}
+    db: Database, queries: Sequence[j.JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES
+) -> Sequence[j.JournalPage | None]:
+    found: dict[int, j.JournalPage] = {}
     for read, numbers in (
         (_read_replies, [n for n, query in enumerate(queries) if query.reply_to is not None]),
         (_read_any, [n for n, query in enumerate(queries) if query.reply_to is None]),
@@ -167,7 +153,7 @@ async def read_journal(
     return [found.get(n) for n in range(len(queries))]
 
 
-async def _read_replies(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
+async def _read_replies(db: Database, queries: Sequence[j.JournalQuery], max_bytes: int) -> dict[int, j.JournalPage]:
     params = {
         "session": Texts(query.session_id for query in queries),
         "input": Ints(query.reply_to for query in queries),
@@ -175,7 +161,7 @@ async def _read_replies(db: Database, queries: Sequence[JournalQuery], max_bytes
         "limit": Ints(query.limit for query in queries),
         "max_bytes": Int8(max_bytes),
     }
-    found: dict[int, JournalPage] = {}
+    found: dict[int, j.JournalPage] = {}
     for n, rows in groupby(await db.connections.quick.run(_SQL["read_replies"], params), itemgetter(0)):
         found[n] = _to_reply(list(rows), queries[n - 1].limit)
     return found
@@ -183,15 +169,15 @@ async def _read_replies(db: Database, queries: Sequence[JournalQuery], max_bytes
 
 async def get_wakes(
     db: Database, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
-) -> Sequence[JournalWake]:
+) -> Sequence[j.JournalWake]:
     statement = _SQL["wakes"]
     if newest_first:
         statement = statement.replace("processed, w.seq LIMIT", "processed DESC, w.seq DESC LIMIT")
     params = {"session": session_id, "after": Int8(after), "limit": Int8(limit)}
-    return [JournalWake._make(row) for row in await db.connections.quick.run(statement, params)]
+    return [j.JournalWake._make(row) for row in await db.connections.quick.run(statement, params)]
 
 
-async def _read_any(db: Database, queries: Sequence[JournalQuery], max_bytes: int) -> dict[int, JournalPage]:
+async def _read_any(db: Database, queries: Sequence[j.JournalQuery], max_bytes: int) -> dict[int, j.JournalPage]:
     streams = [query.stream for query in queries]
     params = {
         "session": Texts(query.session_id for query in queries),
@@ -208,19 +194,19 @@ async def _read_any(db: Database, queries: Sequence[JournalQuery], max_bytes: in
         "stream_number": Ints(None if cursor is None else cursor.number for cursor in streams),
         "max_bytes": Int8(max_bytes),
     }
-    found: dict[int, JournalPage] = {}
+    found: dict[int, j.JournalPage] = {}
     for n, rows in groupby(await db.connections.quick.run(_SQL["read"], params), itemgetter(0)):
         found[n] = _to_page(queries[n - 1].session_id, list(rows))
     return found
 
 
-def _appended(append: JournalAppend, row: Iterable[Any]) -> Appended:
+def _appended(append: j.JournalAppend, row: Iterable[Any]) -> j.Appended:
     outcome, seq, journal_id, created, unparked, holder = row
     has_number = outcome == "repeated" or (outcome is None and append.entry is not None)
-    return Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, unparked, holder)
+    return j.Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, unparked, holder)
 
 
-def _input_params(append: JournalAppend) -> Params | None:
+def _input_params(append: j.JournalAppend) -> Params | None:
     """Return the parameters of ``append_input``; None for an append of another kind."""
     entry = append.entry
     if entry is None or not entry.is_input or entry.event_id is None or entry.wake_id is not None:
@@ -240,7 +226,7 @@ def _input_params(append: JournalAppend) -> Params | None:
     }
 
 
-def append_params(appends: Sequence[JournalAppend]) -> Params:
+def append_params(appends: Sequence[j.JournalAppend]) -> Params:
     """Return the parameters of ``append_journals``, without the groups that this batch has no use for."""
     entries = [append.entry for append in appends]
     params: dict[str, Any] = {
@@ -270,7 +256,7 @@ _OF_WAKES: Final = frozenset({"wake", "answer_wake", "sender", "start_parent"})
 """Arguments that are NULL for clients."""
 
 
-def _has_more(appends: Sequence[JournalAppend]) -> bool:
+def _has_more(appends: Sequence[j.JournalAppend]) -> bool:
     """Return whether an append has an argument that is not for clients."""
     wakes = [append.entry.wake_id for append in appends if append.entry is not None]
     wakes += [append.answers.wake_id for append in appends if append.answers is not None]
@@ -285,7 +271,7 @@ def _append_call(params: Params, *, as_client: bool) -> LiteralString:
     return call_of("client_append_journals", tuple(name for name in params if name not in _OF_WAKES))
 
 
-def _start_params(appends: Sequence[JournalAppend]) -> Params:
+def _start_params(appends: Sequence[j.JournalAppend]) -> Params:
     starts = [append.start for append in appends]
     abouts = [None if start is None else start.about for start in starts]
     described = {"start_about": Texts(json.dumps(about) if about else None for about in abouts)} if any(abouts) else {}
@@ -299,7 +285,7 @@ def _start_params(appends: Sequence[JournalAppend]) -> Params:
     }
 
 
-def _rare_params(appends: Sequence[JournalAppend]) -> Params:
+def _rare_params(appends: Sequence[j.JournalAppend]) -> Params:
     answers = [append.answers for append in appends]
     return {
         "answer": Texts(answer.request_id if answer else None for answer in answers),
@@ -321,15 +307,15 @@ def _rounds(session_ids: Sequence[str]) -> list[int]:
     return rounds
 
 
-def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
+def _to_pending(rows: Sequence[Row], limit: int) -> j.PendingWork:
     head = _PendingRow._make(rows[0][_PENDING])
-    inputs = [Entry._make(entry) for entry in present(rows, _INPUT)][:limit]
+    inputs = [j.Entry._make(entry) for entry in present(rows, _INPUT)][:limit]
     requests = json.loads(head.requests) if head.requests else []
     later = json.loads(head.revisits) if head.revisits else []
     revisits = [(to_revisit(row), due_in) for *row, due_in in later]
     waits = [due_in for *_, due_in in (*requests, *revisits) if due_in is not None and due_in > 0]
     due = [revisit for revisit, due_in in revisits if due_in <= 0]
-    return PendingWork(
+    return j.PendingWork(
         journal_id=head.journal_id,
         kind=head.kind,
         processed=head.processed,
@@ -345,36 +331,36 @@ def _to_pending(rows: Sequence[Row], limit: int) -> PendingWork:
         home=head.home,
         epoch=head.epoch or 0,
         has_record=head.has_record,
-        steps=[Step(*step) for step in json.loads(head.steps)] if head.steps else [],
-        delegations=[OpenDelegation(*row) for row in json.loads(head.delegations)] if head.delegations else [],
+        steps=[j.Step(*step) for step in json.loads(head.steps)] if head.steps else [],
+        delegations=[j.OpenDelegation(*row) for row in json.loads(head.delegations)] if head.delegations else [],
     )
 
 
-def _to_reply(rows: Sequence[Row], limit: int) -> JournalPage:
+def _to_reply(rows: Sequence[Row], limit: int) -> j.JournalPage:
     wake = rows[0][_REPLY_WAKE]
     first, last = (_ReplyRow._make(row[_REPLY]) for row in (rows[0], rows[-1]))
-    entries = [Entry._make(entry) for entry in present(rows, _REPLY_ENTRY)]
-    return JournalPage(
+    entries = [j.Entry._make(entry) for entry in present(rows, _REPLY_ENTRY)]
+    return j.JournalPage(
         **_JournalRow._make(rows[0][_REPLY_JOURNAL])._asdict(),
         entries=entries[:limit],
         more=last.has_more or len(entries) > limit,
-        wake=None if wake[0] is None else JournalWake._make(wake),
+        wake=None if wake[0] is None else j.JournalWake._make(wake),
         is_input=first.is_input is not False,
     )
 
 
-def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
+def _to_page(session_id: str, rows: Sequence[Row]) -> j.JournalPage:
     head, journal = _ReadRow._make(rows[0][_READ]), _JournalRow._make(rows[0][_READ_JOURNAL])
-    entries = [Entry._make(entry) for entry in present(rows, _READ_ENTRY)]
+    entries = [j.Entry._make(entry) for entry in present(rows, _READ_ENTRY)]
     last = None
     if head.wake_id is not None:
-        last = StreamCursor(wake_id=head.wake_id, attempt=head.attempt, number=head.number)
-    return JournalPage(
+        last = j.StreamCursor(wake_id=head.wake_id, attempt=head.attempt, number=head.number)
+    return j.JournalPage(
         **journal._asdict(),
         entries=entries,
         more=head.found > len(entries),
         stream=[
-            StreamPart(
+            j.StreamPart(
                 session_id=session_id,
                 journal_id=journal.journal_id,
                 wake_id=last.wake_id,
@@ -389,14 +375,14 @@ def _to_page(session_id: str, rows: Sequence[Row]) -> JournalPage:
     )
 
 
-def to_request(row: Iterable[Any]) -> Request:
+def to_request(row: Iterable[Any]) -> j.Request:
     """Return a request, from the array of its columns."""
     request_id, kind, payload, wake_id, created_at, expires_at, expired, *_ = row
     expires = None if expires_at is None else datetime.fromisoformat(expires_at)
-    return Request(request_id, kind, payload, wake_id, datetime.fromisoformat(created_at), expires, expired)
+    return j.Request(request_id, kind, payload, wake_id, datetime.fromisoformat(created_at), expires, expired)
 
 
-def to_revisit(row: Iterable[Any]) -> Revisit:
+def to_revisit(row: Iterable[Any]) -> j.Revisit:
     """Return a revisit, from the array of its columns."""
     key, due_at, priority, reason, note, wake_id, *_ = row
-    return Revisit(key, datetime.fromisoformat(due_at), priority, reason, note, wake_id)
+    return j.Revisit(key, datetime.fromisoformat(due_at), priority, reason, note, wake_id)

@@ -9,26 +9,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from affinity.conversation.journal import (
-    PARKED_MARK,
-    REFUSAL_MARK,
-    SEQ_MARK,
-    Answer,
-    Appended,
-    AppendOutcome,
-    Entry,
-    JournalAppend,
-    JournalPage,
-    JournalQuery,
-    JournalStart,
-    JournalWake,
-    NewEntry,
-    OpenDelegation,
-    PendingWork,
-    Request,
-    Revisit,
-    Step,
-)
+from affinity.conversation import journal as j
 from affinity.conversation.store.sqlite import streams
 from affinity.conversation.store.sqlite.rows import (
     EntryWriter,
@@ -63,14 +44,14 @@ _NO_BOUND: Final = 2**63 - 1
 # -- appending
 
 
-def append(tx: Tx, appends: Sequence[JournalAppend]) -> list[Appended]:
+def append(tx: Tx, appends: Sequence[j.JournalAppend]) -> list[j.Appended]:
     batch = _AppendBatch(tx, appends)
     outcomes = [batch.append(append) for append in appends]
     batch.write()
     return outcomes
 
 
-def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
+def append_of_wakes(tx: Tx, appends: Sequence[j.JournalAppend]) -> None:
     """Append the entries that wakes send, then the fallback entries of refused ones."""
     outcomes = append(tx, appends)
     refused = [
@@ -84,19 +65,19 @@ def append_of_wakes(tx: Tx, appends: Sequence[JournalAppend]) -> None:
         append(tx, refused)
 
 
-def _bounce(append: JournalAppend, entry: NewEntry, outcome: AppendOutcome) -> JournalAppend:
+def _bounce(append: j.JournalAppend, entry: j.NewEntry, outcome: j.AppendOutcome) -> j.JournalAppend:
     """Return the fallback of an append that was refused with this outcome."""
-    return replace(append, entry=replace(entry, payload=entry.payload.replace(REFUSAL_MARK, f'"{outcome}"')))
+    return replace(append, entry=replace(entry, payload=entry.payload.replace(j.REFUSAL_MARK, f'"{outcome}"')))
 
 
-def _parent_of(one: JournalAppend, head: Head | None) -> str | None:
+def _parent_of(one: j.JournalAppend, head: Head | None) -> str | None:
     """Return the parent of the journal, as it is or will be."""
     if head is not None:
         return head.parent
     return None if one.start is None else one.start.parent
 
 
-def instance_of(session_id: str, start: JournalStart) -> NewInstance:
+def instance_of(session_id: str, start: j.JournalStart) -> NewInstance:
     """Return the instance that belongs to a journal."""
     return NewInstance(
         instance_id=session_id,
@@ -130,7 +111,7 @@ class _Asked(NamedTuple):
 class _AppendBatch:
     """Inputs of one transaction: checked one after the other, then written together."""
 
-    def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
+    def __init__(self, tx: Tx, appends: Sequence[j.JournalAppend]) -> None:
         self._tx = tx
         session_ids = {append.session_id for append in appends}
         self._heads = read_heads(tx, session_ids)
@@ -147,19 +128,19 @@ class _AppendBatch:
         self._unparked: dict[str, str] = {}  # routes of their items
         self._messages: list[NewMessage] = []
 
-    def append(self, one: JournalAppend) -> Appended:
+    def append(self, one: j.JournalAppend) -> j.Appended:
         """Check one append, and keep its rows."""
         head = self._heads.get(one.session_id)
         if one.journal_id not in {None, None if head is None else head.journal_id}:
-            return Appended("unknown", journal_id=head.journal_id if head else 0)
+            return j.Appended("unknown", journal_id=head.journal_id if head else 0)
         if head is not None and head.kind != one.kind:
-            return Appended("other_kind", journal_id=head.journal_id)
+            return j.Appended("other_kind", journal_id=head.journal_id)
         seq = None if head is None or one.entry is None else self._writer.find(head, one.entry)
         if seq is not None:
-            return Appended("repeated", seq, head.journal_id if head else 0)
+            return j.Appended("repeated", seq, head.journal_id if head else 0)
         refusal = self._find_refusal(one, head)
         if refusal is not None:
-            return Appended(refusal, journal_id=head.journal_id if head else 0)
+            return j.Appended(refusal, journal_id=head.journal_id if head else 0)
         return self._accept(one, head)
 
     def write(self) -> None:
@@ -172,7 +153,7 @@ class _AppendBatch:
         _, outbox = messages.insert_new(self._tx, self._new_instances) if self._new_instances else ([], [])
         messages.send(self._tx, [*outbox, *self._messages])
 
-    def _find_refusal(self, one: JournalAppend, head: Head | None) -> AppendOutcome | None:
+    def _find_refusal(self, one: j.JournalAppend, head: Head | None) -> j.AppendOutcome | None:
         if head is None and (one.start is None or one.entry is None):
             return "unknown"
         instance = self._instances.get(one.session_id)
@@ -185,7 +166,7 @@ class _AppendBatch:
             return "not_pending"
         return "taken" if is_taken else self._find_instance_refusal(one, is_missing=instance is None)
 
-    def _find_instance_refusal(self, one: JournalAppend, *, is_missing: bool) -> AppendOutcome | None:
+    def _find_instance_refusal(self, one: j.JournalAppend, *, is_missing: bool) -> j.AppendOutcome | None:
         if is_missing and one.start is None and one.message is not None:
             return "unknown"
         if one.sender is not None:  # a wake
@@ -194,7 +175,7 @@ class _AppendBatch:
             one, is_new=is_missing and one.start is not None, is_sent=one.message is not None and not self._unparks(one)
         )
 
-    def _accept(self, one: JournalAppend, head: Head | None) -> Appended:
+    def _accept(self, one: j.JournalAppend, head: Head | None) -> j.Appended:
         created = head is None
         if head is None:
             assert one.start is not None
@@ -208,16 +189,16 @@ class _AppendBatch:
             asked = None if one.answers is None else self._requests[head.journal_id, one.answers.request_id]
             self._writer.add(head, one.entry, request_seq=None if asked is None else asked.seq)
         self._settle(one, head)
-        outcome = Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
+        outcome = j.Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
         if self._unparks(one):
             return outcome._replace(unparked=True, holder=self._unpark(one.session_id))
         if one.message is not None:
-            text = one.message.replace(SEQ_MARK, str(head.last_seq))
-            text = text.replace(PARKED_MARK, "true" if one.session_id in self._parked else "false")
+            text = one.message.replace(j.SEQ_MARK, str(head.last_seq))
+            text = text.replace(j.PARKED_MARK, "true" if one.session_id in self._parked else "false")
             self._messages.append(NewMessage(instance_id=one.session_id, payload=text))
         return outcome
 
-    def _unparks(self, one: JournalAppend) -> bool:
+    def _unparks(self, one: j.JournalAppend) -> bool:
         """Return whether an append has to queue a parked work item."""
         is_input = one.entry is not None and one.entry.is_input
         return is_input and one.message is not None and one.session_id in self._parked
@@ -229,7 +210,7 @@ class _AppendBatch:
         self._unparked[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
         return lease.serving if lease is not None and lease.held else None
 
-    def _create_instance(self, session_id: str, start: JournalStart) -> None:
+    def _create_instance(self, session_id: str, start: j.JournalStart) -> None:
         self._instances[session_id] = _InstanceRow(start.name, "pending")
         self._new_instances.append(instance_of(session_id, start))
 
@@ -239,7 +220,7 @@ class _AppendBatch:
             instances.delete_instances(self._tx, [session_id], force=True, tree=False)
             self._parked.pop(session_id, None)
 
-    def _settle(self, one: JournalAppend, head: Head) -> None:
+    def _settle(self, one: j.JournalAppend, head: Head) -> None:
         """Requests and revisits, and whether the journal takes further inputs."""
         if one.answers is not None:
             key = (head.journal_id, one.answers.request_id)
@@ -254,15 +235,15 @@ class _AppendBatch:
         if one.drops or one.closes:
             self._writer.change(head)
 
-    def _is_pending(self, head: Head | None, answer: Answer) -> bool:
+    def _is_pending(self, head: Head | None, answer: j.Answer) -> bool:
         found = None if head is None else self._requests.get((head.journal_id, answer.request_id))
         return found is not None and found.kind == answer.kind and answer.wake_id in {None, found.wake_id}
 
-    def _read_numbers(self, appends: Sequence[JournalAppend]) -> Numbers:
+    def _read_numbers(self, appends: Sequence[j.JournalAppend]) -> Numbers:
         there = [(self._heads.get(append.session_id), append.entry) for append in appends]
         return read_numbers(self._tx, [(head, entry) for head, entry in there if head and entry])
 
-    def _read_requests(self, appends: Sequence[JournalAppend]) -> dict[tuple[int, str], _Asked]:
+    def _read_requests(self, appends: Sequence[j.JournalAppend]) -> dict[tuple[int, str], _Asked]:
         """Return the answered requests that are pending."""
         answers = [(self._heads.get(append.session_id), append.answers) for append in appends]
         rows = [(head.journal_id, answer.request_id) for head, answer in answers if head and answer]
@@ -275,7 +256,7 @@ class _AppendBatch:
 class _Room:
     """Decides, in one transaction, whether the quotas and the limits of messages leave room for an append."""
 
-    def __init__(self, tx: Tx, appends: Sequence[JournalAppend]) -> None:
+    def __init__(self, tx: Tx, appends: Sequence[j.JournalAppend]) -> None:
         self._limits = {
             append.session_id: append.unread_limit
             for append in appends
@@ -293,7 +274,7 @@ class _Room:
         if self._most.instances is not None:
             self._instances = tx.value(quotas.SQL["counted"])
 
-    def find_refusal(self, one: JournalAppend, *, is_new: bool, is_sent: bool) -> AppendOutcome | None:
+    def find_refusal(self, one: j.JournalAppend, *, is_new: bool, is_sent: bool) -> j.AppendOutcome | None:
         """Return why an append has no room; None: it has, and is counted. ``is_sent``: its message is sent."""
         unread = self._unread.get(one.session_id, 0)
         size = self._sizes.get(one.session_id, 0)
@@ -321,9 +302,9 @@ class _Room:
 
 def get_pending(
     tx: Tx, session_ids: Sequence[str], *, limit: int, max_bytes: int = MAX_BATCH_BYTES
-) -> list[PendingWork | None]:
+) -> list[j.PendingWork | None]:
     heads = read_heads(tx, session_ids)
-    found: dict[str, PendingWork] = {}
+    found: dict[str, j.PendingWork] = {}
     names = list(heads)
     for start in range(0, len(names), PORTION):
         portion = [heads[name] for name in names[start : start + PORTION]]
@@ -331,8 +312,8 @@ def get_pending(
         max_bytes = max(max_bytes - size, 0)
         requests = _read_requests(tx, portion)
         revisits = _read_revisits(tx, portion)
-        steps = _by_place(tx, "steps", portion, Step)
-        delegations = _by_place(tx, "delegations", portion, OpenDelegation, limit=MAX_DELEGATIONS_READ)
+        steps = _by_place(tx, "steps", portion, j.Step)
+        delegations = _by_place(tx, "delegations", portion, j.OpenDelegation, limit=MAX_DELEGATIONS_READ)
         for place, head in enumerate(portion):
             work = _pending(tx, head, inputs[place], requests[place], revisits[place])
             found[head.session_id] = replace(work, steps=steps[place], delegations=delegations[place])
@@ -340,16 +321,18 @@ def get_pending(
 
 
 class _Inputs(NamedTuple):
-    entries: list[Entry]
+    entries: list[j.Entry]
     more: bool
 
 
-def _pending(tx: Tx, head: Head, inputs: _Inputs, requests: list[Request], revisits: list[Revisit]) -> PendingWork:
+def _pending(
+    tx: Tx, head: Head, inputs: _Inputs, requests: list[j.Request], revisits: list[j.Revisit]
+) -> j.PendingWork:
     now = instant(tx.now)
     due = [revisit for revisit in revisits if revisit.due_at <= now]
     times = [revisit.due_at for revisit in revisits if revisit.due_at > now]
     times += [request.expires_at for request in requests if request.expires_at is not None and not request.expired]
-    return PendingWork(
+    return j.PendingWork(
         journal_id=head.journal_id,
         kind=head.kind,
         processed=head.processed,
@@ -371,7 +354,7 @@ def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> t
     """Inputs behind the watermarks, and their bytes."""
     rows = [(head.journal_id, max(head.processed, head.base_seq or 0)) for head in heads]
     values = {"rows": to_json(rows), "limit": limit, "max_bytes": max_bytes}
-    inputs: list[list[Entry]] = [[] for _ in heads]
+    inputs: list[list[j.Entry]] = [[] for _ in heads]
     cut: set[int] = set()
     size = 0
     for place, seq, total, kind, *entry in tx.gather(SQL["unprocessed"], values):
@@ -390,28 +373,28 @@ def _read_inputs(tx: Tx, heads: Sequence[Head], limit: int, max_bytes: int) -> t
 
 def _read_inherited(tx: Tx, head: Head, limit: int, max_bytes: int) -> tuple[_Inputs, int]:
     """Pending inputs of a journal, some of which are in journals that it continues; and their bytes."""
-    query = JournalQuery(session_id=head.session_id, pending=True, limit=limit)
+    query = j.JournalQuery(session_id=head.session_id, pending=True, limit=limit)
     places = _find(tx, head, query)
     entries, size = _read_entries(tx, places[:limit], max(max_bytes, 1))
     return _Inputs(entries, len(entries) < len(places)), size
 
 
-def _read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[Request]]:
+def _read_requests(tx: Tx, heads: Sequence[Head]) -> list[list[j.Request]]:
     """Return the requests of each journal, oldest first."""
-    found: list[list[Request]] = [[] for _ in heads]
+    found: list[list[j.Request]] = [[] for _ in heads]
     rows = tx.gather(SQL["requests"], {"journal_ids": to_json([head.journal_id for head in heads]), "now": tx.now})
     for place, request_id, kind, payload, wake_id, created_at, expires_at, expired in rows:
         ends = None if expires_at is None else _instant(expires_at)
-        found[place].append(Request(request_id, kind, payload, wake_id, _instant(created_at), ends, bool(expired)))
+        found[place].append(j.Request(request_id, kind, payload, wake_id, _instant(created_at), ends, bool(expired)))
     return found
 
 
-def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[Revisit]]:
+def _read_revisits(tx: Tx, heads: Sequence[Head]) -> list[list[j.Revisit]]:
     """Return the revisits of each journal, in the order in which they are due."""
-    found: list[list[Revisit]] = [[] for _ in heads]
+    found: list[list[j.Revisit]] = [[] for _ in heads]
     values = {"journal_ids": to_json([head.journal_id for head in heads])}
     for place, key, due_at, *rest in tx.gather(SQL["revisits"], values):
-        found[place].append(Revisit(key, _instant(due_at), *rest))
+        found[place].append(j.Revisit(key, _instant(due_at), *rest))
     return found
 
 
@@ -427,9 +410,9 @@ def _by_place(tx: Tx, statement: str, heads: Sequence[Head], make: Callable[...,
 # -- reading
 
 
-def read(tx: Tx, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES) -> list[JournalPage | None]:
+def read(tx: Tx, queries: Sequence[j.JournalQuery], *, max_bytes: int = MAX_BATCH_BYTES) -> list[j.JournalPage | None]:
     heads = read_heads(tx, {query.session_id for query in queries}, with_status=True)
-    pages: list[JournalPage | None] = []
+    pages: list[j.JournalPage | None] = []
     for query in queries:
         head = heads.get(query.session_id)
         if head is None:
@@ -441,14 +424,14 @@ def read(tx: Tx, queries: Sequence[JournalQuery], *, max_bytes: int = MAX_BATCH_
     return pages
 
 
-def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple[JournalPage, int]:
+def _read_page(tx: Tx, head: Head, query: j.JournalQuery, max_bytes: int) -> tuple[j.JournalPage, int]:
     """Return a page, and the bytes of its entries."""
     wake = None if query.reply_to is None else _find_wake(tx, head, query.reply_to)
     is_input = query.reply_to is None or _is_input(tx, head, query.reply_to)
     places = _find(tx, head, query if query.reply_to is None else _reply_query(query, query.reply_to, wake))
     entries, size = _read_entries(tx, places[: query.limit], max_bytes)
     stream, streaming = ([], None) if query.stream is None else streams.read(tx, head, query.stream)
-    page = JournalPage(
+    page = j.JournalPage(
         journal_id=head.journal_id,
         kind=head.kind,
         processed=head.processed,
@@ -468,7 +451,7 @@ def _read_page(tx: Tx, head: Head, query: JournalQuery, max_bytes: int) -> tuple
     return page, size
 
 
-def _find(tx: Tx, head: Head, query: JournalQuery) -> list[tuple[int, int]]:
+def _find(tx: Tx, head: Head, query: j.JournalQuery) -> list[tuple[int, int]]:
     """Return the places of the entries of a query, in its order: one more than its limit, if there are so many."""
     after = max(query.after, head.first_seq - 1, head.processed if query.pending else 0)
     before = head.last_seq + 1 if query.before is None else min(query.before, head.last_seq + 1)
@@ -493,7 +476,7 @@ def _segments(tx: Tx, head: Head, after: int, before: int, *, newest_first: bool
     return found if newest_first else found[::-1]
 
 
-def _find_in(tx: Tx, segment: Segment, query: JournalQuery, limit: int) -> Iterator[int]:
+def _find_in(tx: Tx, segment: Segment, query: j.JournalQuery, limit: int) -> Iterator[int]:
     """Numbers in one row of ``journals``, by the index of the condition that is met by the fewest entries."""
     statements = _NEWEST_FIRST if query.newest_first else SQL
     values = {
@@ -521,43 +504,45 @@ def _find_in(tx: Tx, segment: Segment, query: JournalQuery, limit: int) -> Itera
     return iter(tx.gather(statements[name], values))
 
 
-def get_wakes(tx: Tx, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int) -> list[JournalWake]:
+def get_wakes(
+    tx: Tx, session_id: str, *, after: int = 0, newest_first: bool = False, limit: int
+) -> list[j.JournalWake]:
     statement = (_NEWEST_FIRST if newest_first else SQL)["wakes"]
     found: list[list[Any]] = []
     for head in read_heads(tx, [session_id]).values():
         after = max(after, head.first_seq - 1)
         for segment in _segments(tx, head, after, head.last_seq + 1, newest_first=newest_first):
             found += tx.gather(statement, {**segment._asdict(), "limit": limit - len(found)})
-    return [JournalWake(*row) for row in found]
+    return [j.JournalWake(*row) for row in found]
 
 
-def _find_wake(tx: Tx, head: Head, seq: int) -> JournalWake | None:
+def _find_wake(tx: Tx, head: Head, seq: int) -> j.JournalWake | None:
     """See `JournalPage.wake`."""
     values = {"input": seq, "mark": min(seq, head.processed), "from": 0 if seq <= head.processed else head.last_seq}
     after = max(seq, head.first_seq - 1, head.base_seq or 0 if seq > head.processed else 0)
     segments = _segments(tx, head, after, head.last_seq + 1)
     found = [tx.row(SQL["reply"], {**segment._asdict(), **values}) for segment in segments]
-    return next((JournalWake(*row) for row in found if row is not None), None)
+    return next((j.JournalWake(*row) for row in found if row is not None), None)
 
 
 def _is_input(tx: Tx, head: Head, seq: int) -> bool:
     """Return whether an entry is an input, as far as it is there."""
-    places = _find(tx, head, JournalQuery(session_id=head.session_id, after=seq - 1, before=seq + 1))
+    places = _find(tx, head, j.JournalQuery(session_id=head.session_id, after=seq - 1, before=seq + 1))
     return all(tx.value(SQL["is_input"], place) for place in places)
 
 
-def _reply_query(query: JournalQuery, seq: int, wake: JournalWake | None) -> JournalQuery:
+def _reply_query(query: j.JournalQuery, seq: int, wake: j.JournalWake | None) -> j.JournalQuery:
     """Return the query for the entries of a wake, if it has processed this input."""
-    found = JournalQuery(session_id=query.session_id, after=query.after, limit=0)
+    found = j.JournalQuery(session_id=query.session_id, after=query.after, limit=0)
     if wake is None or wake.processed < seq:
         return found
     return replace(found, before=wake.seq + 1, wake_id=wake.wake_id, limit=query.limit)
 
 
-def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -> tuple[list[Entry], int]:
+def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -> tuple[list[j.Entry], int]:
     """Entries in order, until they have ``max_bytes``; and their bytes."""
     rest = list(places)
-    entries: list[Entry] = []
+    entries: list[j.Entry] = []
     size = 0
     for portion in portions():
         if not rest or size >= max_bytes:
@@ -571,9 +556,9 @@ def _read_entries(tx: Tx, places: Collection[tuple[int, int]], max_bytes: int) -
     return entries, size
 
 
-def _to_entry(row: Sequence[Any]) -> Entry:
+def _to_entry(row: Sequence[Any]) -> j.Entry:
     seq, kind, payload, event_id, wake_id, is_input, recorded_at, is_copied = row
-    return Entry(seq, kind, payload, event_id, wake_id, bool(is_input), _instant(recorded_at), bool(is_copied))
+    return j.Entry(seq, kind, payload, event_id, wake_id, bool(is_input), _instant(recorded_at), bool(is_copied))
 
 
 def _instant(microseconds: int) -> datetime:

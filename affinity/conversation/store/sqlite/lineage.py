@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.conversation.journal import (
-    SEQ_MARK,
-    CreationOutcome,
-    CreationResult,
-    JournalCreation,
-    JournalLineage,
-    JournalRange,
-    JournalWrite,
-)
+from affinity.conversation import journal as j
 from affinity.conversation.store.lineage import to_lineage
 from affinity.conversation.store.sqlite import journals
 from affinity.errors import Contention
@@ -35,16 +27,16 @@ class _Source(NamedTuple):
     last_seq: int
     processed: int
 
-    def end_of(self, part: JournalRange) -> int:
+    def end_of(self, part: j.JournalRange) -> int:
         """Return the number of the last entry of a range of this journal."""
         return self.last_seq if part.up_to is None else part.up_to
 
 
-def create(tx: Tx, creations: Sequence[JournalCreation]) -> list[CreationResult]:
+def create(tx: Tx, creations: Sequence[j.JournalCreation]) -> list[j.CreationResult]:
     return [_create(tx, creation, of_wake=False) for creation in creations]
 
 
-def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> None:
+def create_of_wakes(tx: Tx, creations: Sequence[j.JournalCreation]) -> None:
     """Create journals for wakes, as `create` does, but without quotas.
 
     Raises:
@@ -57,7 +49,7 @@ def create_of_wakes(tx: Tx, creations: Sequence[JournalCreation]) -> None:
             )
 
 
-def fits(tx: Tx, write: JournalWrite) -> bool:
+def fits(tx: Tx, write: j.JournalWrite) -> bool:
     """Return whether the lease of a journal's home passes the fence, and all creations of a write can be applied."""
     if write.home is not None and tx.value(SQL["has_moved"], write.home._asdict()):
         return False
@@ -65,26 +57,26 @@ def fits(tx: Tx, write: JournalWrite) -> bool:
     return all(refused is None or refused.outcome == "repeated" for refused in refusals)
 
 
-def find_refusal(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult | None:
+def find_refusal(tx: Tx, creation: j.JournalCreation, *, of_wake: bool) -> j.CreationResult | None:
     """Return the outcome of a creation that is not applied; None: it can be applied."""
     for journal_id, last_seq, *made in tx.gather(SQL["present"], {"session_id": creation.session_id}):
         is_same = made == [creation.lineage, creation.operator, list(creation.parents)]
-        return CreationResult("repeated" if is_same else "taken", journal_id, last_seq)
+        return j.CreationResult("repeated" if is_same else "taken", journal_id, last_seq)
     if tx.value(SQL["taken"], {"session_id": creation.session_id, "journal_id": creation.start.journal_id}):
-        return CreationResult("taken")
+        return j.CreationResult("taken")
     outcome = _check_sources(creation, _read_sources(tx, creation))
     if outcome is None and not of_wake and _is_over_quota(tx, creation):
         outcome = "over_quota"
-    return None if outcome is None else CreationResult(outcome)
+    return None if outcome is None else j.CreationResult(outcome)
 
 
-def _read_sources(tx: Tx, creation: JournalCreation) -> dict[int, _Source]:
+def _read_sources(tx: Tx, creation: j.JournalCreation) -> dict[int, _Source]:
     ids = {*creation.parents, *(part.journal_id for part in (creation.base, creation.merged) if part is not None)}
     sources = [_Source(*row) for row in tx.gather(SQL["sources"], {"journal_ids": to_json(list(ids))})]
     return {source.journal_id: source for source in sources}
 
 
-def _check_sources(creation: JournalCreation, sources: dict[int, _Source]) -> CreationOutcome | None:
+def _check_sources(creation: j.JournalCreation, sources: dict[int, _Source]) -> j.CreationOutcome | None:
     parts = [part for part in (creation.base, creation.merged) if part is not None]
     if not sources.keys() >= {*creation.parents, *(part.journal_id for part in parts)}:
         return "unknown"
@@ -101,13 +93,13 @@ def _check_sources(creation: JournalCreation, sources: dict[int, _Source]) -> Cr
     return None
 
 
-def _is_over_quota(tx: Tx, creation: JournalCreation) -> bool:
+def _is_over_quota(tx: Tx, creation: j.JournalCreation) -> bool:
     most = quotas.get(tx)
     too_large = most.instance_bytes is not None and len(creation.start.start.encode()) > most.instance_bytes
     return too_large or (most.instances is not None and tx.value(quotas.SQL["counted"]) >= most.instances)
 
 
-def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResult:
+def _create(tx: Tx, creation: j.JournalCreation, *, of_wake: bool) -> j.CreationResult:
     refused = find_refusal(tx, creation, of_wake=of_wake)
     if refused is not None:
         return refused
@@ -119,13 +111,13 @@ def _create(tx: Tx, creation: JournalCreation, *, of_wake: bool) -> CreationResu
     _add_requests(tx, creation)
     _, outbox = messages.insert_new(tx, [journals.instance_of(creation.session_id, creation.start)])
     if creation.message is not None and _has_work(tx, creation.session_id):
-        text = creation.message.replace(SEQ_MARK, str(last_seq))
+        text = creation.message.replace(j.SEQ_MARK, str(last_seq))
         outbox.append(NewMessage(instance_id=creation.session_id, payload=text))
     messages.send(tx, outbox)
-    return CreationResult("created", creation.start.journal_id, last_seq)
+    return j.CreationResult("created", creation.start.journal_id, last_seq)
 
 
-def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -> int:
+def _add_journal(tx: Tx, creation: j.JournalCreation, sources: dict[int, _Source]) -> int:
     """Add the journal with its entries; returns the number of the last one."""
     base = None if creation.base is None else sources[creation.base.journal_id]
     base_seq = None if base is None or creation.base is None else base.end_of(creation.base)
@@ -178,7 +170,7 @@ def _add_journal(tx: Tx, creation: JournalCreation, sources: dict[int, _Source])
     return last_seq
 
 
-def _add_state(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -> None:
+def _add_state(tx: Tx, creation: j.JournalCreation, sources: dict[int, _Source]) -> None:
     if creation.state is not None:
         session_states.save(tx, session_states.encode(creation.state, epoch=None, times=creation.state_times), 0)
     elif creation.copies_state and creation.base is not None:
@@ -193,7 +185,7 @@ def _add_state(tx: Tx, creation: JournalCreation, sources: dict[int, _Source]) -
         tx.run(SQL["copy_participants"], values)
 
 
-def _add_requests(tx: Tx, creation: JournalCreation) -> None:
+def _add_requests(tx: Tx, creation: j.JournalCreation) -> None:
     base_id = None if creation.base is None else creation.base.journal_id
     values = {"journal_id": creation.start.journal_id, "base_id": base_id}
     if creation.requests is None:
@@ -223,5 +215,5 @@ def _has_work(tx: Tx, session_id: str) -> bool:
     return bool(work.inputs or work.revisits) or any(request.expires_at is not None for request in work.requests)
 
 
-def get(tx: Tx, session_id: str) -> list[JournalLineage]:
+def get(tx: Tx, session_id: str) -> list[j.JournalLineage]:
     return to_lineage(tx.gather(SQL["lineage"], {"session_id": session_id}), session_id, instant)

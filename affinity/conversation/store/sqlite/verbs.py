@@ -6,15 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from affinity.conversation.journal import (
-    Appended,
-    JournalAppend,
-    JournalFilter,
-    JournalInfo,
-    JournalPruning,
-    JournalRetention,
-    StreamPart,
-)
+from affinity.conversation import journal as j
 from affinity.conversation.store.listing import list_portions
 from affinity.conversation.store.repeats import refuse_other_events
 from affinity.conversation.store.sqlite import admin, journals, streams
@@ -32,14 +24,14 @@ read_journal: Final = reads(journals.read)
 
 
 async def append_journal(
-    self: _Provider, appends: Sequence[JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
-) -> Sequence[Appended]:
+    self: _Provider, appends: Sequence[j.JournalAppend], *, notify: Mapping[str | None, Hint] | None = None
+) -> Sequence[j.Appended]:
     appended = await self._act("append_journal", "journal", journals.append, appends)
     await self.notify_workers(notify or {})
     return await refuse_other_events(partial(read_journal, self), appends, appended)
 
 
-async def write_stream(self: _Provider, parts: Sequence[StreamPart]) -> Collection[int]:
+async def write_stream(self: _Provider, parts: Sequence[j.StreamPart]) -> Collection[int]:
     lost = await self._writer.call(Database.write_unsynced, streams.write, parts)
     await self.notify_changes({part.session_id for part in parts}, minor=True)
     return lost
@@ -53,22 +45,22 @@ async def retract_stream(self: _Provider, session_id: str, journal_id: int, wake
 _read_portion: Final = reads(admin.list_journals)
 
 
-async def list_journals(self: _Provider, where: JournalFilter, limit: int) -> Sequence[JournalInfo]:
+async def list_journals(self: _Provider, where: j.JournalFilter, limit: int) -> Sequence[j.JournalInfo]:
     return await list_portions(partial(_read_portion, self), where, limit, instant)
 
 
 async def prune_journals(
     self: _Provider,
-    retention: JournalRetention,
+    retention: j.JournalRetention,
     *,
     limit: int,
     after: int = 0,
     dry_run: bool = False,
     everything: bool = False,
-) -> JournalPruning:
+) -> j.JournalPruning:
     """Prune journals. Looks for them without the lock that writers need."""
     find = partial(admin.find_prunable, each=None if dry_run else 1, everything=everything or dry_run)
     found = await self._read(find, retention, after)
     if dry_run or not (found.entries or found.abandoned):
-        return JournalPruning(entries=sum(found.entries.values()), after=found.after)
+        return j.JournalPruning(entries=sum(found.entries.values()), after=found.after)
     return await self._act("prune_journals", "", admin.prune, found, retention, limit, after)
