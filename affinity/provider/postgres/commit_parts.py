@@ -74,9 +74,9 @@ class PostgresCommit:
     common.
     """
     parks: bool = False
-    """True if the guest parks work items (`NewWorkItem.parked`), and queues them later. Then ``calls`` is called for
-    each batch with parked items. One of its calls returns the place of each item: NULL: parked; "": queued; else the
-    holder of its session.
+    """True if the guest parks work items (`NewWorkItem.parked`), and queues them later; only one guest may. Then
+    ``calls`` is called for each batch with parked items. One of its calls returns the place of each item: NULL: parked;
+    "": queued; else the holder of its session.
     """
 
 
