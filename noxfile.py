@@ -51,6 +51,8 @@ PROGRAMS: Final = [
     ["--programs", "6"],
     ["--programs", "2", "--postgres", "old"],
     ["--areas", "orchestrations", "--programs", "2", "--processes"],
+    ["--programs", "3", "--codec"],
+    ["--programs", "3", "--codec", "--blobs"],
 ]
 
 PYTEST: Final = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider"]

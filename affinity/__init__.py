@@ -19,6 +19,7 @@ if typing.TYPE_CHECKING:
     from affinity import client as client
     from affinity import console as console
     from affinity import conversation as conversation
+    from affinity import encryption as encryption
     from affinity import errors as errors
     from affinity import provider as provider
     from affinity import schedules as schedules
@@ -26,7 +27,9 @@ if typing.TYPE_CHECKING:
     from affinity import sync as sync
     from affinity import telemetry as telemetry
     from affinity import testing as testing
+    from affinity.blob import Blob
     from affinity.client.client import Handle, open_store
+    from affinity.client.middleware import ClientCall
     from affinity.client.requests import Start
     from affinity.client.views import Instance
     from affinity.composed.app import App
@@ -37,21 +40,27 @@ if typing.TYPE_CHECKING:
     from affinity.conversation.handle import ConversationHandle
     from affinity.conversation.kinds import ConversationLimits
     from affinity.conversation.wake import Wake
+    from affinity.effects.once import once
+    from affinity.flow.limit import Limit, LimitKey, Rate
+    from affinity.headers import current_headers, use_headers
     from affinity.orchestration.activity import ActivityContext
     from affinity.orchestration.app import SessionListener
     from affinity.orchestration.combine import Selected
     from affinity.orchestration.context import OrchestrationContext
     from affinity.orchestration.definitions import ActivityDefinition, OrchestrationDefinition
     from affinity.orchestration.futures import ActivityFuture
+    from affinity.orchestration.middleware import MiddlewareCall, Next, ObservedTurn, SyncNext
     from affinity.orchestration.retry import RetryPolicy, RetryStrategy
     from affinity.orchestration.scheduler import DurableFuture
     from affinity.orchestration.signals import (
         ActivityCancelledSignal,
         BranchCancelledSignal,
         OrchestrationCancelledSignal,
+        RetryAfter,
     )
     from affinity.orchestration.typed import Event, EventValue, ExternalEvent, ReceivedEvent
     from affinity.orchestration.waits import SessionMoved
+    from affinity.payloads.contract import PayloadCodec, PayloadContext
     from affinity.provider.opening import migrate
     from affinity.records import SessionStore
     from affinity.session.cache import SessionCache
@@ -68,8 +77,10 @@ __all__ = [
     "ActivityDefinition",
     "ActivityFuture",
     "App",
+    "Blob",
     "BranchCancelledSignal",
     "Client",
+    "ClientCall",
     "ConversationHandle",
     "ConversationLimits",
     "Conversations",
@@ -79,13 +90,22 @@ __all__ = [
     "ExternalEvent",
     "Handle",
     "Instance",
+    "Limit",
+    "LimitKey",
     "MemorySessionStore",
+    "MiddlewareCall",
+    "Next",
+    "ObservedTurn",
     "OpenSession",
     "OrchestrationCancelledSignal",
     "OrchestrationContext",
     "OrchestrationDefinition",
+    "PayloadCodec",
+    "PayloadContext",
+    "Rate",
     "ReceivedEvent",
     "Resource",
+    "RetryAfter",
     "RetryPolicy",
     "RetryStrategy",
     "RuntimeOptions",
@@ -98,15 +118,21 @@ __all__ = [
     "Sessions",
     "Start",
     "StateCodec",
+    "SyncNext",
     "SyncOpenSession",
     "Wake",
     "Worker",
+    "current_headers",
     "migrate",
+    "once",
     "open_store",
+    "use_headers",
 ]
 
 _PLACES: typing.Final = {
+    "blob": ("Blob",),
     "client.client": ("Handle", "open_store"),
+    "client.middleware": ("ClientCall",),
     "client.requests": ("Start",),
     "client.views": ("Instance",),
     "composed.app": ("App",),
@@ -117,17 +143,27 @@ _PLACES: typing.Final = {
     "conversation.handle": ("ConversationHandle",),
     "conversation.kinds": ("ConversationLimits",),
     "conversation.wake": ("Wake",),
+    "effects.once": ("once",),
+    "flow.limit": ("Limit", "LimitKey", "Rate"),
+    "headers": ("current_headers", "use_headers"),
     "orchestration.activity": ("ActivityContext",),
     "orchestration.app": ("SessionListener",),
     "orchestration.combine": ("Selected",),
     "orchestration.context": ("OrchestrationContext",),
     "orchestration.definitions": ("ActivityDefinition", "OrchestrationDefinition"),
     "orchestration.futures": ("ActivityFuture",),
+    "orchestration.middleware": ("MiddlewareCall", "Next", "ObservedTurn", "SyncNext"),
     "orchestration.retry": ("RetryPolicy", "RetryStrategy"),
     "orchestration.scheduler": ("DurableFuture",),
-    "orchestration.signals": ("ActivityCancelledSignal", "BranchCancelledSignal", "OrchestrationCancelledSignal"),
+    "orchestration.signals": (
+        "ActivityCancelledSignal",
+        "BranchCancelledSignal",
+        "OrchestrationCancelledSignal",
+        "RetryAfter",
+    ),
     "orchestration.typed": ("Event", "EventValue", "ExternalEvent", "ReceivedEvent"),
     "orchestration.waits": ("SessionMoved",),
+    "payloads.contract": ("PayloadCodec", "PayloadContext"),
     "provider.opening": ("migrate",),
     "records": ("SessionStore",),
     "session.cache": ("SessionCache",),
@@ -147,6 +183,8 @@ _MODULES: typing.Final = frozenset(
         "client",
         "console",
         "conversation",
+        "effects",
+        "encryption",
         "errors",
         "limits",
         "provider",
@@ -167,6 +205,7 @@ _ELSEWHERE: typing.Final = (
     "session",
     "schedules",
     "audit",
+    "effects",
     "agent",
     "testing",
     "conversation.journal",

@@ -65,6 +65,11 @@ class Actor(Protocol):
         ...
 
     @property
+    def user(self) -> str:
+        """The name of the user; empty: unknown."""
+        ...
+
+    @property
     def is_in_action(self) -> bool:
         """True if an action is under way, of which further calls are a part."""
         ...
@@ -176,5 +181,5 @@ def targets_of(args: Sequence[object]) -> Sequence[str]:
 
 def _id_of(request: Any) -> str:
     request = getattr(request, "new", None) or getattr(request, "row", None) or request
-    found = [getattr(request, name, None) for name in ("instance_id", "session_id", "name")]
+    found = [getattr(request, name, None) for name in ("instance_id", "session_id", "name", "limit")]
     return request if isinstance(request, str) else next((str(name) for name in found if name), "")

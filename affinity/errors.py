@@ -7,11 +7,15 @@
     │   ├── InvalidId                  an instance, session, worker or event name out of bounds
     │   ├── PayloadTooLarge            an input, result or event over its limit
     │   ├── NotSerializable            a value that JSON, as its declared type, cannot represent
+    │   │   └── PayloadUnreadable      a stored payload that the codec cannot decode, or has no codec for
     │   ├── InvalidOptions             options that contradict each other, with both values
-    │   │   └── InvalidSchedule        a cron line, a zone or another option of a schedule
+    │   │   ├── CodecMismatch          the codec is missing, or has not the keys of the database
+    │   │   ├── InvalidSchedule        a cron line, a zone or another option of a schedule
+    │   │   └── InvalidLimit           a limit, its key, its rate, or the limits of some work
     │   ├── InvalidUrl                 a database URL that names no provider, or is malformed
     │   ├── InvalidApp                 MODULE:APP that does not import, or a wrong registration
     │   ├── ActivityMisuse             an activity, or a handler, makes a call that only orchestrations make
+    │   ├── OnceMisuse                 a block of `affinity.once` that cannot run once
     │   ├── WakeMisuse                 a handler of a conversation makes a call that can never work
     │   │   └── StepMismatch           a step of this key was done with other arguments
     │   └── SessionRecordRefused       a record that its code could not load is to be imported or copied
@@ -25,6 +29,8 @@
     │   ├── SchemaMismatch             the database is too old or too new for the code, or was never migrated
     │   ├── PoolerRefused              a connection pooler is between here and the database
     │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; retry with backoff
+    │   │   └── CodecFailed            the codec of payloads has failed, as when its key service does not answer
+    │   ├── BlobStoreFailed            the store of large payloads refused or failed; retry with backoff
     │   ├── DataRefused                the data is at fault; a retry does not help
     │   ├── Duplicate                  a row that must be new exists; a retry does not help
     │   ├── DatabaseChanged            another database, or one that has lost commits: state in memory is invalid
@@ -32,8 +38,10 @@
     ├── ClientError                    the request does not fit the instance, or the worker
     │   ├── UnknownInstance
     │   ├── InstanceExists             the id belongs to an instance of another orchestration
+    │   ├── InstanceRunning            it has not ended, and the start says if_running="fail"
     │   ├── InstanceFinished
-    │   │   └── NoReply                it ended without a reply to the event of `ask`
+    │   │   ├── NoReply                it ended without a reply to the event of `ask`
+    │   │   └── NoValue                it ended without the value of `wait_value`
     │   ├── QuotaExceeded              a limit of the database is reached
     │   │   └── TooManyUnreadEvents    the instance has too many unread events
     │   ├── InstanceNotFinished        delete without force
@@ -43,6 +51,7 @@
     │   ├── UnknownSchedule
     │   ├── ScheduleExists             create of a schedule whose name is taken
     │   ├── ScheduleDeclared           update or delete of a schedule that code declares: change the code
+    │   ├── UnknownLimit               no code has declared a limit of this name, or the limit has no such key
     │   ├── WrongEventLoop             a client was called from a thread, or on another event loop than its own
     │   ├── ClientForked               a sync client was opened before the fork of this process
     │   ├── WaitTimeout
@@ -79,8 +88,11 @@
     │   ├── NoWorkerWithTag            no live worker has its tag; raised by option
     │   ├── SessionBusy                it was not started within its fail_after
     │   └── ActivityCancelled          cancelled while it was awaited
+    ├── LateAttempt                    a later attempt of the activity has begun: this one must have no effect
+    ├── TransactionFailed              `affinity.once` in a transaction of yours that has failed before
     ├── IterationInterrupted           an async iterator cannot go on after a cancelled wait
     ├── CodeExited                     code of the application ended with an exception that is no ``Exception``
+    ├── BlobNotFound                   a blob store has no blob of this name
     ├── CrashMatrixFailed (AssertionError)  runs of `affinity.testing.crash_matrix` have failed
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
@@ -251,12 +263,26 @@ class NotSerializable(InvalidInput):
     permanent = True
 
 
+class PayloadUnreadable(NotSerializable):
+    """A stored payload is encoded and cannot be decoded: its key is not given, it was altered, or it was moved from
+    another object. Nothing was changed; with the right key it is readable.
+    """
+
+
 class InvalidOptions(InvalidInput):
     """Options are out of range or contradict each other; the message contains the values."""
 
 
+class CodecMismatch(InvalidOptions):
+    """The payloads of the database are encoded, and this process has no codec, or one that cannot decode them."""
+
+
 class InvalidSchedule(InvalidOptions):
     """A cron line cannot be read, a time zone is not known, or another option of a schedule is refused."""
+
+
+class InvalidLimit(InvalidOptions):
+    """A limit, its key, its rate, or the limits of some work are refused."""
 
 
 class InvalidUrl(InvalidInput):
@@ -269,6 +295,17 @@ class InvalidApp(InvalidInput):
 
 class ActivityMisuse(InvalidInput, AttributeError):
     """An activity, or the handler of a conversation, makes a call that only orchestrations make. It is not retried."""
+
+    permanent = True
+
+
+class OnceMisuse(InvalidInput):
+    """A block of `affinity.once` that cannot run once, or whose result cannot be told from none. The activity is not
+    retried, and the message names the remedy.
+
+    Examples: the block has committed by itself. Two blocks of one activity have the same name. The connection is of a
+    library, or of a database, that ``once`` does not know.
+    """
 
     permanent = True
 
@@ -381,6 +418,18 @@ class DatabaseFailure(ProviderError):
     """Any other failure of the database: a full disk, an I/O error, no memory, a limit; no fault of the data."""
 
 
+class CodecFailed(DatabaseFailure):
+    """The codec of payloads has failed, as when its key service does not answer; no fault of the data. Nothing was
+    stored.
+    """
+
+
+class BlobStoreFailed(ProviderError):
+    """The store of large payloads refused or failed: a network, a right, a full disk; no fault of the data. Of the
+    database nothing was changed.
+    """
+
+
 class DataRefused(ProviderError):
     """The database, or its driver, refuses the data of the call: a value is out of range, too large, or forbidden by a
     constraint. The same data is refused again.
@@ -424,6 +473,10 @@ class InstanceExists(ClientError):
     """The id belongs to an instance of another orchestration."""
 
 
+class InstanceRunning(ClientError):
+    """The instance has not ended, and is not to be started again before."""
+
+
 class InstanceFinished(ClientError):
     """The instance has ended and takes no more events."""
 
@@ -444,6 +497,10 @@ class ScheduleDeclared(ClientError):
     """The code of an app declares the schedule: change the code. A pause, a trigger and a backfill are allowed."""
 
 
+class UnknownLimit(ClientError):
+    """No code has declared a limit of this name, or the limit has no such key."""
+
+
 class NoReply(InstanceFinished):
     """The instance has ended without a reply to the event of `Client.ask`.
 
@@ -461,6 +518,10 @@ class NoReply(InstanceFinished):
         self.status = status
         self.error_type = error_type
         self.message = message
+
+
+class NoValue(InstanceFinished):
+    """The instance has ended without the value that `Client.wait_value` waits for."""
 
 
 class QuotaExceeded(ClientError):
@@ -526,6 +587,9 @@ ExplanationCode: TypeAlias = Literal[
     "holder_busy",  # that holder is alive, and has not taken the activity yet
     "session_moving",  # the session goes to another worker, when what runs of it has ended
     "ordered_behind",  # an ordered activity of its session is before it
+    "limited",  # a limit has no room for it, or other work is before it there
+    "limit_paused",  # an operator has paused that limit
+    "limit_closed",  # the service behind that limit takes nothing for some time
     "activity_retrying",  # the activity has failed, and runs again later
     "activity_delayed",  # the activity may not be taken yet
     "activity_queued",  # a worker may take the activity now
@@ -533,7 +597,10 @@ ExplanationCode: TypeAlias = Literal[
     "activity_waits",  # the activity runs, and waits for another instance or a conversation
     "child",  # a sub-orchestration: no reason is known for it
     "event",
+    "session_move",  # the next move of a session
     "timer",
+    "start_delayed",  # it was started with a delay, or for a later time
+    "start_queued",  # it was started with `if_running="queue_one"` or "cancel", and the run before it has to end
     "turn",  # a worker is to run its code
     "request",  # of a conversation: an answer of a person, or of a client
     "revisit",  # of a conversation: a later wake
@@ -550,6 +617,7 @@ class Explanation:
 
     code: ExplanationCode
     sentence: str
+    """Begins with the deepest reason that is known; then comes what else the instance in question waits for."""
     instance_id: str
     """The instance that has this reason: the last of ``path``."""
     path: tuple[str, ...]
@@ -561,9 +629,13 @@ class Explanation:
     activity_id: int | None = None
     request_id: str | None = None
     due_at: datetime | None = None
-    """When a timer, an attempt or a revisit is due."""
+    """When a timer, an attempt, a revisit or a start is due, or a limit opens."""
     since: datetime | None = None
-    """Since when a worker could have taken the activity."""
+    """Since when the activity runs, a worker could have taken it, or it waits at a limit."""
+    limit: str | None = None
+    """Name of the limit concerned."""
+    limit_key: str | None = None
+    """Key of that limit; None: the limit has no keys."""
 
 
 class WaitTimeout(ClientError, TimeoutError):
@@ -848,8 +920,24 @@ class ActivityCancelled(ActivityError):
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
+class LateAttempt(AffinityError):
+    """A later attempt of the activity has begun, and the table of `affinity.once` says so: this one runs no block, and
+    its result is not used.
+    """
+
+
+class TransactionFailed(AffinityError):
+    """`affinity.once` was used in a transaction of the application in which a statement has failed before, and whose
+    error was caught: the database takes no further statement of it. Roll it back, or have what may fail in a savepoint.
+    """
+
+
 class IterationInterrupted(AffinityError):
     """A wait for an item of this iterator was cancelled, or failed, and the iterator cannot go on: begin it again."""
+
+
+class BlobNotFound(AffinityError):
+    """A blob store answers, and has no blob of this name: it was deleted, or never written."""
 
 
 class CodeExited(AffinityError):

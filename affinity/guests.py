@@ -16,13 +16,18 @@ from typing import Final, Literal, TypeAlias
 
 __all__ = ["guests_with", "modules"]
 
-Side: TypeAlias = Literal["store.postgres", "store.sqlite", "worker", "page"]
-"""A module of a guest: its part of a provider, of a worker, of the console. (Its command is in `affinity.cli.main`.)"""
+Side: TypeAlias = Literal["store.payloads", "store.postgres", "store.sqlite", "worker", "page"]
+"""A module of a guest: what is encoded of it, its part of a provider, of a worker, of the console. (Its command is in
+`affinity.cli.main`.)
+"""
 
 GUESTS: Final[Mapping[str, frozenset[Side]]] = {
-    "audit": frozenset({"store.postgres", "store.sqlite", "page"}),
-    "conversation": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
-    "schedules": frozenset({"store.postgres", "store.sqlite", "worker", "page"}),
+    "audit": frozenset({"store.payloads", "store.postgres", "store.sqlite", "page"}),
+    "blobs": frozenset({"store.payloads", "store.postgres", "store.sqlite", "worker"}),
+    "conversation": frozenset({"store.payloads", "store.postgres", "store.sqlite", "worker", "page"}),
+    "flow": frozenset({"store.payloads", "store.postgres", "store.sqlite", "worker", "page"}),
+    "schedules": frozenset({"store.payloads", "store.postgres", "store.sqlite", "worker", "page"}),
+    "trends": frozenset({"store.payloads", "store.postgres", "store.sqlite", "worker", "page"}),
 }
 """The folder of each guest below ``affinity``, and its sides. The names are sorted: their tables come in this order."""
 

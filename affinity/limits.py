@@ -36,14 +36,61 @@ MAX_SCHEMA_BYTES: Final = 16 * 1024
 MAX_SCHEMAS_BYTES: Final = 256 * 1024
 """UTF-8 bytes of all schemas that a worker registers: they are in its row. Those that do not fit are left out."""
 
+ANY_TAG: Final = "any"
+"""In place of a worker's tags: it takes work with any tag. No work has this tag."""
+
+MAX_WAITING_TAGS: Final = 256
+"""Tags of waiting work that a worker for any tag fetches with."""
+
 MAX_TAG_BYTES: Final = 64
 """UTF-8 bytes of a tag: it is part of a route, which is in an index."""
 
 MAX_TAGS: Final = 8
 """Tags of one worker: each costs one more range of an index in each of its fetches."""
 
+MAX_HEADERS: Final = 32
+"""Headers of one message."""
+
+MAX_HEADER_NAME: Final = 64
+"""Characters of the name of a header."""
+
+MAX_HEADER_BYTES: Final = 4 * 1024
+"""UTF-8 bytes of the names and texts of all headers of one message: they are copied to all work that it causes."""
+
 MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
 """UTF-8 bytes of one input, result or event as JSON: histories are replayed, so large data belongs in a store."""
+
+MAX_BLOB_BYTES: Final = 1024 * 1024 * 1024
+"""Bytes of one `affinity.Blob`, which is streamed: its table of parts is read into memory, with 32 bytes for each."""
+
+BLOB_PART_BYTES: Final = 1024 * 1024
+"""Bytes of a part of a blob. Parts are encoded, checked and read one by one: a stream takes the memory of a few."""
+
+BLOB_CACHE_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of payloads that a process keeps when it has written or read them in a blob store: most are read again soon."""
+
+BLOB_TRANSFERS: Final = 8
+"""Calls of a blob store that one process makes side by side."""
+
+MAX_COLLECTED: Final = 10_000
+"""Blobs that one collection deletes at most: their digests are in memory, and in one statement."""
+
+MAX_LISTED_BLOBS: Final = 200_000
+"""Blobs whose digests a collection has in memory, about 25 MB; for more of them it reads all rows once more."""
+
+MAX_REENCRYPTED: Final = 1_000
+"""Rows whose payloads are encoded again in one transaction at most."""
+
+MIN_BLOB_GRACE: Final = 60.0
+"""Seconds between the last use of a blob and its deletion: a worker commits within its lease what names the blob. By
+the database's clock.
+"""
+
+BLOB_GRACE: Final = 86_400.0
+"""Seconds, by default: a day, in which a client may use the `affinity.Blob` that it has put."""
+
+MIN_BLOB_BOUND: Final = 4 * 1024
+"""Bytes. A smaller payload costs less in its row than a blob of its own."""
 
 MAX_PAYLOAD_DEPTH: Final = 180
 """Nested arrays and objects in one input, result or event: `JSON_DEPTH`, less the levels of the event, the message and
@@ -79,8 +126,17 @@ MAX_STREAMED_ARGUMENTS: Final = 2 * 1024
 MAX_STREAMED_ARGUMENT: Final = 256
 """UTF-8 bytes of each of them, when they are cut."""
 
+MIN_ONCE_SECONDS: Final = 86_400.0
+"""A row of `affinity.once` is kept for at least so long: its activity may still be repeated."""
+
 MAX_CUSTOM_STATUS_BYTES: Final = 4 * 1024
 """UTF-8 bytes of a custom status as JSON: it is written into the instance row and listed."""
+
+MAX_VALUES: Final = 150
+"""Values of one instance. A worker reads all of them when it takes up an execution that is not the first."""
+
+MAX_VALUE_BYTES: Final = 64 * 1024
+"""UTF-8 bytes of one value of an instance, as JSON."""
 
 MAX_ERROR_BYTES: Final = 16 * 1024
 """UTF-8 bytes kept of an error's text. A longer one is truncated, with a mark: a failure must be recorded."""
@@ -115,6 +171,36 @@ that few turns report it.
 
 MAX_TIMER_SECONDS: Final = 10 * 366 * 86_400.0
 """Ten years: a longer timer is a mistake of unit (milliseconds for seconds)."""
+
+MAX_PRIORITY: Final = 1000
+"""The greatest priority of work. Priorities begin at 0, which is the default."""
+
+PRIORITY_SECONDS: Final = 3600.0
+"""Seconds of waiting that count as much as one more of priority, where work waits at no limit."""
+
+MAX_GATE_LIMITS: Final = 8
+"""Limits of one piece of work: all are taken together, so each is looked at for each admission."""
+
+MIN_RETRY_AFTER: Final = 0.1
+"""Seconds: an `affinity.RetryAfter` of less counts as this, so that work which raises it again and again is no loop."""
+
+MAX_REASON_BYTES: Final = 256
+"""UTF-8 bytes of the text that says why a limit is closed: it is shown in lists."""
+
+MAX_GATE_BYTES: Final = 2 * 1024
+"""UTF-8 bytes of all limits of one piece of work as text, which is in an index. A name or a key has `MAX_ID_BYTES`."""
+
+MAX_WEIGHT: Final = 1000.0
+"""The greatest weight of a key of a limit, and its inverse the least: a key of weight 1 gets its turn in any case."""
+
+MAX_ADMISSIONS: Final = 500
+"""Pieces of work that one call of `LimitProvider.admit` looks at, and that it admits: the call locks out all others."""
+
+UNTAKEN_SECONDS: Final = 2.0
+"""Seconds for which admitted work keeps its slots though no worker fetches it, while other work waits for them."""
+
+UNTAKEN_PAUSE: Final = 60.0
+"""Seconds, at most, after which such work asks for its slots again: a worker that can take it may have come."""
 
 MAX_SCHEDULE_NAME_BYTES: Final = 180
 """UTF-8 bytes of the name of a schedule: the ids of its instances are the name, its generation and a time."""
@@ -240,7 +326,10 @@ COMPRESS_STATE_ABOVE: Final = 32 * 1024
 """Bytes from which a state is compressed: below, compression costs more time than it saves space."""
 
 MAX_LABELS: Final = 32
-"""Labels of one session or conversation; keys and values are bounded like ids."""
+"""Labels of one instance, session or conversation; keys and values are bounded like ids."""
+
+FEW_LABELLED: Final = 1_000
+"""A listing by several labels reads by the label that the fewest instances have. It counts no more of each."""
 
 MAX_TITLE_BYTES: Final = 1024
 """UTF-8 bytes of the title of a conversation: each row of a listing has it."""
@@ -312,6 +401,21 @@ AUDIT_RETENTION_SECONDS: Final = 365 * 86_400.0
 MIN_AUDIT_RETENTION_SECONDS: Final = 86_400.0
 """The shortest ``audit_retention``: entries of today cannot be removed today."""
 
+TREND_RETENTION_SECONDS: Final = 2 * 86_400.0
+"""How long the counts of trends are kept, unless the workers' ``trend_retention`` says otherwise: two days."""
+
+MIN_TREND_RETENTION_SECONDS: Final = 3_600.0
+"""The shortest ``trend_retention``: an hour, which pages and `affinity trends` show."""
+
+MAX_TREND_RETENTION_SECONDS: Final = 31 * 86_400.0
+"""The longest ``trend_retention``: a month of minutes is some tens of megabytes for each twenty names."""
+
+MAX_TREND_MINUTES: Final = 1_500
+"""Minutes that one read of trends returns: a day, which is read in some milliseconds."""
+
+MAX_TREND_NAMES: Final = 200
+"""Names that one read of the sums of trends returns."""
+
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""
 
@@ -367,7 +471,8 @@ def check_id(value: object, what: str) -> str:
 
 
 def check_tag(value: object) -> str:
-    """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:``, ``,`` and spaces.
+    """Return ``value`` as a tag: an id of at most ``MAX_TAG_BYTES`` UTF-8 bytes without ``#``, ``:``, ``,`` and spaces;
+    not "any".
 
     Raises:
         InvalidId: it is anything else; the message names the allowed values.
@@ -375,18 +480,22 @@ def check_tag(value: object) -> str:
     tag = check_id(value, "tag")
     if found := next((c for c in tag if c in "#:," or c.isspace()), None):
         raise InvalidId(f"tag {tag!r} holds {found!r}; '#', ':', ',' and spaces are not allowed: commas separate tags")
+    if tag == ANY_TAG:
+        raise InvalidId("no work has the tag 'any': a worker with it (tags=\"any\") takes work with any tag")
     if (size := len(tag.encode())) > MAX_TAG_BYTES:
         raise InvalidId(f"tag has {size} bytes as UTF-8, over the limit of {MAX_TAG_BYTES}")
     return tag
 
 
 def check_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels, if keys and values are bounded like ids.
+    """Return the labels of an instance, a conversation or a session record, if keys and values are bounded like ids.
 
     Raises:
-        InvalidOptions: there are more than `MAX_LABELS`.
+        InvalidOptions: they are no mapping, or there are more than `MAX_LABELS`.
         InvalidId: a key or a value is no id.
     """
+    if not isinstance(labels, Mapping):
+        raise InvalidOptions(f'labels are texts by key, as {{"tenant": "acme"}}, not {_shown(labels)}')
     if len(labels) > MAX_LABELS:
         raise InvalidOptions(f"{len(labels)} labels, over the limit of {MAX_LABELS}")
     return {check_id(key, "label key"): check_id(value, f"label {key!r}") for key, value in labels.items()}

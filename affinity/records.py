@@ -23,12 +23,14 @@ Fences
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast, dataclass_transform
 
-from affinity.errors import InvalidOptions
+from pydantic_core import from_json
+
+from affinity.errors import InvalidOptions, NotSerializable
 from affinity.limits import check_conditions, check_id, check_integer, check_text
 
 T = TypeVar("T")
@@ -91,6 +93,15 @@ class SessionMetadata:
 def copied_metadata(metadata: SessionMetadata) -> SessionMetadata:
     """Return a copy with containers of its own, of types that compare equal: stores may return lists for tuples."""
     return replace(metadata, labels=dict(metadata.labels), participants=tuple(metadata.participants))
+
+
+Labels: TypeAlias = Mapping[str, str]
+"""Texts by key, which instances, conversations and session records are found by: see `limits.check_labels`."""
+
+
+def labels_text(labels: Labels | None) -> str | None:
+    """Return labels as JSON; None: there are none."""
+    return json.dumps(dict(labels), ensure_ascii=False, separators=(",", ":")) if labels else None
 
 
 def labels_of(text: str) -> dict[str, str]:
@@ -167,6 +178,52 @@ class StateWrite:
         for what, value in (("base_version", self.base_version), ("epoch", self.epoch)):
             if type(value) is not int or not 0 <= value < _BIGINT:
                 raise InvalidOptions(f"{what} of a session's state must be an integer of 64 bits")
+
+
+FRAME: Final = "~afp1."
+"""The beginning of an encoded payload, in a text or in bytes (`affinity.payloads`)."""
+
+
+class UnreadableText(str):
+    """In place of a stored text that cannot be decoded. It is no JSON: whoever parses it raises its error."""
+
+    __slots__ = ("error",)
+
+    error: NotSerializable
+
+    @classmethod
+    def of(cls, error: NotSerializable) -> UnreadableText:
+        """Return the text that stands for a payload with this error."""
+        text = cls(f"({error})")
+        text.error = error
+        return text
+
+
+def raise_unreadable(text: object) -> None:
+    """Raise the error of an `UnreadableText`; called where a text is no JSON."""
+    if isinstance(text, UnreadableText):
+        raise text.error
+
+
+def parse_stored(text: str) -> Any:
+    """Parse a stored JSON text.
+
+    Raises:
+        NotSerializable: it is a `PayloadUnreadable`: the text is encoded, and cannot be decoded.
+        ValueError: it is no JSON.
+    """
+    raise_unreadable(text)
+    return from_json(text)
+
+
+class Gate(NamedTuple):
+    """What work waits at before a worker may fetch it: a guest of the provider opens it. The kernel reads no word of
+    ``text``.
+    """
+
+    text: str
+    limited: bool = True  # False: it opens with time alone, and new work finds it open
+    head_start: float = 0.0  # seconds by which work that may be fetched is before other work of the same moment
 
 
 class CommitPart:
@@ -453,6 +510,17 @@ def database_of(store: SessionStore | None) -> str:
     return f"store {id(store)}" if name is None else name
 
 
+KeepNamed: TypeAlias = Callable[[Iterable[str | bytes]], Awaitable[None]]
+"""Keeps the blobs that parts of an export name."""
+
+
+async def keep_named(store: SessionStore, exported: Iterable[str | bytes]) -> None:
+    """Keep the blobs that parts of an export name, if the store knows of any: its attribute ``keep_named`` does it."""
+    keep: KeepNamed | None = getattr(store, "keep_named", None)
+    if keep is not None:
+        await keep(exported)
+
+
 class ActivityRun(NamedTuple):
     """The attempt of an activity that gave its result."""
 
@@ -462,11 +530,12 @@ class ActivityRun(NamedTuple):
 
 
 class Hydrate(NamedTuple):
-    """The cost of bringing a session's state into memory."""
+    """The cost of bringing a session's state into memory, or of loading a resource that it uses."""
 
     epoch: int  # of the session
     seconds: float
-    bytes: int | None  # of the state, where its size is known
+    bytes: int | None = None  # of the state, where its size is known
+    resource: str | None = None  # name of the resource; None: the state
 
 
 class Participant(Protocol):

@@ -241,7 +241,12 @@ async def _in_thread_or_here(function: Callable[..., Any], *args: Any, **named: 
         getattr(function, "__call__", None)  # noqa: B004 -- of an object whose call is a coroutine function
     ):
         return await call()
-    return await _in_thread(partial(call_sync, call))
+    return await run_in_thread(call)
+
+
+async def run_in_thread(function: Callable[[], Any]) -> Any:
+    """Return the result of a function of the application that is not async, within `run_code`."""
+    return await _in_thread(partial(call_sync, function))
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:

@@ -1,13 +1,15 @@
-"""The session and the instance of the running code, in logs and traces.
+"""The session and the instance of the running code, and labels of the instance, in logs and traces.
 
 Context variables hold them: a worker sets them in the task of an activity, the replay engine in the
 variables of an execution, and the session layer the session around a block of a script. They follow `await`,
 child tasks and `anyio.to_thread`; no other task sees them. While a worker or such a block runs, two hooks copy them:
 
-* a log record factory, to the attributes ``affinity.session_id`` and ``affinity.instance_id`` of every record. A filter
+* a log record factory, to the attributes ``affinity.session_id`` and ``affinity.instance_id`` of every record, and
+  ``affinity.label.KEY`` for each label that a worker of this process shows (`KernelOptions.log_labels`). A filter
   would not do: a logger's filter does not see the records of its children, and a handler's filter may run in another
   thread;
-* a span processor of OpenTelemetry, if that is in use, the session to the attribute of the same name of every span.
+* a span processor of OpenTelemetry, if that is in use, the session and these labels to the attributes of the same names
+  of every span.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakSet
+
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.telemetry")
 
@@ -29,8 +34,26 @@ SESSION_ATTRIBUTE: Final = "affinity.session_id"
 INSTANCE_ATTRIBUTE: Final = "affinity.instance_id"
 """Attribute of log records (None outside an orchestration and its activities)."""
 
+LABEL_ATTRIBUTE: Final = "affinity.label."
+"""Begins the attributes of log records and spans for the labels that workers show; then comes the key. Of log records
+each is None, and of spans it is absent, where the instance has no such label.
+"""
+
+
+class Labelled(Protocol):
+    """Something that has the labels of an instance as they are now."""
+
+    @property
+    def labels(self) -> Mapping[str, str] | None:
+        """Texts by key."""
+        ...
+
+
 _session_id: ContextVar[str | None] = ContextVar(SESSION_ATTRIBUTE, default=None)
 _instance_id: ContextVar[str | None] = ContextVar(INSTANCE_ATTRIBUTE, default=None)
+_labelled: ContextVar[Labelled | None] = ContextVar(LABEL_ATTRIBUTE, default=None)
+_shown: Counter[str] = Counter()  # keys of labels, with the number of workers that show each
+_showing = threading.Lock()
 
 
 def current_session_id() -> str | None:
@@ -49,6 +72,33 @@ enter_instance: Final[Callable[[str | None], Token[str | None]]] = _instance_id.
 """Set the instance of the current task, to its end, in the same way."""
 
 
+enter_labelled: Final[Callable[[Labelled | None], Token[Labelled | None]]] = _labelled.set
+"""Set what has the labels of the instance of the current task, in the same way."""
+
+
+def label_attributes(labels: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the attributes for those of the labels that workers of this process show."""
+    if not _shown or not labels:
+        return {}
+    return {f"{LABEL_ATTRIBUTE}{key}": labels[key] for key in tuple(_shown) if key in labels}
+
+
+@contextmanager
+def _labels_shown(keys: Iterable[str]) -> Iterator[None]:
+    """Show these labels while the block runs."""
+    wanted = Counter(set(keys))
+    with _showing:
+        _shown.update(wanted)
+    try:
+        yield
+    finally:
+        with _showing:
+            _shown.subtract(wanted)
+            for key in wanted:
+                if not _shown[key]:
+                    del _shown[key]
+
+
 @contextmanager
 def session_scope(session_id: str | None) -> Iterator[None]:
     """Set the session of the code in the block, in logs and traces too; afterwards the former one is restored."""
@@ -63,15 +113,19 @@ def session_scope(session_id: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def instrumented() -> Iterator[None]:
+def instrumented(labels: Iterable[str] = ()) -> Iterator[None]:
     """Add session and instance to log records, and the session to spans, while the block runs; blocks may overlap.
 
     The tracer provider is the one in use on entry; a later one is not instrumented.
+
+    Args:
+        labels: keys of labels to add to both.
     """
     _mark_spans()
     _log_records.install()
     try:
-        yield
+        with _labels_shown(labels):
+            yield
     finally:
         _log_records.remove()
 
@@ -111,6 +165,11 @@ class _SessionStamp:
         record = self.former(*args, **kwargs)
         record.__dict__[SESSION_ATTRIBUTE] = _session_id.get()
         record.__dict__[INSTANCE_ATTRIBUTE] = _instance_id.get()
+        if _shown:
+            labelled = _labelled.get()
+            found = (None if labelled is None else labelled.labels) or {}
+            for key in tuple(_shown):
+                record.__dict__[f"{LABEL_ATTRIBUTE}{key}"] = found.get(key)
         return record
 
 
@@ -127,6 +186,8 @@ class _SpanMarker:
         session_id = _session_id.get()
         if session_id is not None:
             span.set_attribute(SESSION_ATTRIBUTE, session_id)
+        if _shown and (labelled := _labelled.get()) is not None:
+            span.set_attributes(label_attributes(labelled.labels))
 
     def _on_ending(self, span: object) -> None:
         """Nothing to do; the SDK calls it."""
@@ -156,7 +217,7 @@ def contained() -> Iterator[None]:
     except Exception as error:
         if type(error) not in _reported:
             _reported.add(type(error))
-            logger.warning("OpenTelemetry has failed; more of these are not logged", exc_info=True)
+            logger.warning("OpenTelemetry has failed; more of these are not logged", exc_info=redacted(error))
 
 
 def tracing_api() -> Any:

@@ -22,10 +22,12 @@ from hashlib import sha256
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from affinity.records import frozen
+from affinity.redaction import redacted, redacted_text
 from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE, contained, tracing_api
 
 __all__ = [
     "annotate",
+    "rename",
     "usage_attributes",
 ]
 
@@ -193,16 +195,24 @@ def _opened(start: Callable[[Any], Any]) -> Iterator[OpenSpan]:
         span.set({"error.type": type(error).__qualname__})
         with contained():
             if opening is not None:
-                opening.__exit__(type(error), error, error.__traceback__)
+                shown = redacted(error)
+                opening.__exit__(type(shown), shown, error.__traceback__)
         raise
     with contained():
         if opening is not None:
             opening.__exit__(None, None, None)
 
 
-def part_span(name: str) -> AbstractContextManager[OpenSpan]:
-    """A span below the current one."""
-    return _opened(lambda tracer: tracer.start_span(name)) if is_in_use() else NO_SPAN
+def part_span(name: str, *, calls: bool = False) -> AbstractContextManager[OpenSpan]:
+    """A span below the current one; ``calls``: of kind CLIENT, since it calls another service."""
+    if not is_in_use():
+        return NO_SPAN
+
+    def start(tracer: Any) -> Any:
+        kinds = tracing_api().SpanKind
+        return tracer.start_span(name, kind=kinds.CLIENT if calls else kinds.INTERNAL)
+
+    return _opened(start)
 
 
 def annotate(attributes: Attributes) -> None:
@@ -210,6 +220,13 @@ def annotate(attributes: Attributes) -> None:
     if is_in_use():
         with contained():
             tracing_api().get_current_span().set_attributes(dict(attributes))
+
+
+def rename(name: str) -> None:
+    """Give the span of the calling code another name, if it has one."""
+    if is_in_use():
+        with contained():
+            tracing_api().get_current_span().update_name(name)
 
 
 def usage_attributes(usage: Mapping[str, int]) -> Attributes:
@@ -391,6 +408,8 @@ class ExecutionEnd:
     """Of the orchestration."""
     version: str
     session_id: str | None
+    labels: Attributes
+    """The labels that are shown."""
     worker_id: str
     began: float
     """Unix seconds of the database, as its end."""
@@ -415,6 +434,7 @@ def record_execution(end: ExecutionEnd) -> None:
         "affinity.orchestration_version": end.version,
         "affinity.worker_id": end.worker_id,
         "affinity.outcome": end.outcome,
+        **end.labels,
     }
     if end.session_id is not None:
         about[SESSION_ATTRIBUTE] = end.session_id
@@ -431,7 +451,7 @@ def record_execution(end: ExecutionEnd) -> None:
     if end.error is not None:
         kind, message = end.error
         span.set_attribute("error.type", kind)
-        span.set_status(api.Status(api.StatusCode.ERROR, f"{kind}: {message}"))
+        span.set_status(api.Status(api.StatusCode.ERROR, f"{kind}: {redacted_text(message)}"))
     span.end(_nanoseconds(max(end.began, end.ended)))
 
 

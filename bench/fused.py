@@ -18,6 +18,9 @@ COMPLETED: Final = '{"type":"activity_completed","schedule_id":20,"result":"[10,
 PAYLOAD: Final = '{"input":"{\\"turn\\":10,\\"pause\\":0.0}"}'
 """As long as in our walks."""
 
+GATE: Final = '[0,["open","",1,1.0]]'
+"""Of work with one limit."""
+
 
 class FusedLoop(BareLoop):
     """Each round is a turn of all instances."""
@@ -33,3 +36,15 @@ class FusedLoop(BareLoop):
             "scheduled": SCHEDULED,
             "payload": PAYLOAD,
         }
+
+
+class LimitedLoop(FusedLoop):
+    """The same turns, whose work has a limit that does not bind.
+
+    Its items have no mark as limited work, which would let triggers of ours write the places.
+    """
+
+    file = "limited.sql"
+
+    def values(self, rounds: int) -> dict[str, Any]:
+        return {**super().values(rounds), "gate": GATE}

@@ -12,6 +12,14 @@ SELECT 'waiting-' || n, '1', 'flow', 'running', w.worker_id, w.incarnation, 2,
 FROM generate_series(1, %(instances)s) AS n
 JOIN (SELECT row_number() OVER (ORDER BY worker_id) - 1 AS place, * FROM workers) w ON w.place = n %% %(workers)s
 
+-- labels: of these instances; a tenth has either of two labels, a hundredth both, and all have one of two tenants
+UPDATE instances SET labels = jsonb_strip_nulls(jsonb_build_object(
+    'tenant', CASE WHEN n.n %% 2 = 0 THEN 'acme' ELSE 'globex' END,
+    'region', CASE WHEN n.n %% 10 = 0 THEN 'eu' END,
+    'tier', CASE WHEN (n.n / 10) %% 10 = 0 THEN 'gold' END))
+FROM (SELECT instance_id, split_part(instance_id, '-', 2)::bigint AS n FROM instances) n
+WHERE n.instance_id = instances.instance_id
+
 -- histories: of these instances
 INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at)
 SELECT 'waiting-' || n, 1, e.id, e.event, clock() - interval '1 h'

@@ -31,6 +31,7 @@ MODULES: Final = [
     "affinity.orchestration",
     "affinity.schedules",
     "affinity.audit",
+    "affinity.trends",
     "affinity.session",
     "affinity.conversation",
     "affinity.agent",

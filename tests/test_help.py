@@ -20,6 +20,7 @@ import affinity.agent
 import affinity.audit
 import affinity.client
 import affinity.conversation
+import affinity.flow
 import affinity.schedules
 import affinity.session
 import affinity.sync
@@ -34,6 +35,7 @@ PLACES = (
     affinity,
     affinity.client,
     affinity.conversation,
+    affinity.flow,
     affinity.schedules,
     affinity.audit,
     affinity.session,

@@ -328,7 +328,7 @@ RUNS: Final[list[tuple[str, Code]]] = [
      of_call(lambda ctx: ctx.schedule_activity(double, n=1))),
     (f"schedule_sub_orchestration was given 2 inputs, and {SEVERAL}",
      of_call(lambda ctx: ctx.schedule_sub_orchestration(child, 1, 2))),
-    ("has no option 'n' (it has instance_id, version)", of_call(lambda ctx: ctx.start_detached(child, n=1))),
+    ("has no option 'n' (it has instance_id, version, labels)", of_call(lambda ctx: ctx.start_detached(child, n=1))),
     ("continue_as_new was given 2 inputs", of_call(lambda ctx: ctx.continue_as_new(1, 2))),
     ("call .on_session(...) on what it returns", of_call(lambda ctx: ctx.schedule_activity(double, 1, session_id="s"))),
     ("its first parameter is the context, the second one is the input",

@@ -28,6 +28,7 @@ INTERNAL: Final = frozenset(
     {
         "affinity.cli",
         "affinity.console.pages",
+        "affinity.payloads",
         "affinity.provider.postgres",
         "affinity.provider.sqlite",
         "affinity.testing.env",
@@ -38,26 +39,41 @@ INTERNAL: Final = frozenset(
 APPLICATIONS: Final = (
     "affinity",
     "affinity.audit",
+    "affinity.blobs",
     "affinity.client",
     "affinity.conversation",
+    "affinity.effects",
+    "affinity.flow",
     "affinity.schedules",
     "affinity.session",
+    "affinity.trends",
 )
 """Modules whose signatures name public types only."""
 
 NOT_PUBLIC: Final = {
+    "CallKind": "literals: compare the words",
+    "CallOperation": "literals: compare the words",
+    "HasClients": "a protocol that workers fulfil",
     "LeftOut": "literals: pass the words",
+    "InstanceValues": "what `ctx.values` is",
     "NotedWait": "made by a handle, for its streams",
+    "ActivityDefaults": "of a property that futures read",
     "ActivityOptions": "the keyword arguments of a call",
+    "CallContext": "a protocol that ToolContext fulfils",
+    "OnceWork": "of constructors that only `once` calls",
     "ActivityScope": "a protocol that ActivityContext fulfils",
     "AuditCalls": "a base of Client",
     "AuditConditions": "the keyword arguments of a call",
+    "LimitBounds": "the keyword arguments of a call",
     "Prefetch": "of activities that only guests register",
     "ResourceStore": "of a constructor that only stores call",
     "RetryingCall": "of a constructor that only stores call",
+    "TrendKind": "literals: pass the words",
     "StreamPart": "of a constructor that only wakes call",
     "StreamTarget": "of a constructor that only wakes call",
     "RegisteredCalls": "of a constructor that only `Client` calls",
+    "Budget": "what `Wake.budget` returns",
+    "StepCount": "of a constructor that only wakes call",
     "CallOptions": "the keyword arguments of a call",
     "Codec": "a definition's; given to futures and handles by the code that makes them",
     "ConversationCalls": "the part of Client for conversations",
@@ -65,17 +81,21 @@ NOT_PUBLIC: Final = {
     "ConversationKind": "of a constructor that only `Conversations` calls",
     "Endings": "of a constructor that only wakes call",
     "EndOutcome": "three words",
+    "Engine": "two words",
     "Entry": "of a constructor that only `ConversationHandle` calls",
     "Description": "the keyword arguments of a call",
     "Declaration": "of a property that workers read",
+    "HasLimitUse": "a protocol that Limit and LimitKey fulfil",
     "KernelApp": "the base of App",
     "KernelClient": "the base of Client",
     "KernelOptions": "the base of RuntimeOptions",
     "Destroyable": "a protocol that Resource fulfils",
     "EventTypes": "of constructors that only conversations call",
     "InstanceConditions": "the keyword arguments of a call",
+    "InstanceSelection": "the keyword arguments of a call",
     "JournalIdentity": "of a constructor that only `ConversationHandle` calls",
     "Journals": "the journals of a client's database, for conversations",
+    "LimitBy": "what `Limit.by` returns, for `Conversations`",
     "LineageState": "a protocol that `Conversations` fulfils",
     "MadeBy": "the keyword arguments of a call",
     "MoveConditions": "the keyword arguments of a call",
@@ -278,9 +298,13 @@ ATTRIBUTES: Final = {
 }
 """Of spans, and the event of one."""
 
-NO_CODE: Final = {("activity",), ("db",), ("instance_id",), ("providers",), ("session_id",), ("sweeps",)} | {
-    tuple(name.split(".")[1:]) for name in ATTRIBUTES
-}
+_LABELS: Final = {("label", "tenant"), ("label", "KEY")}
+
+NO_CODE: Final = (
+    {("activity",), ("db",), ("instance_id",), ("providers",), ("session_id",), ("sweeps",)}
+    | _LABELS
+    | {tuple(name.split(".")[1:]) for name in ATTRIBUTES}
+)
 """A logger, a file, a group of entry points, a table, and attributes of log records and spans, after "affinity."."""
 
 DOCUMENTS: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")])

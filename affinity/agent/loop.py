@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from affinity.agent.formats import Render, call_id, call_of, render_input
 from affinity.agent.models import Model, ModelReply, ModelRequest, ToolCall, numbers_of
+from affinity.agent.purse import Cost, Purse
 from affinity.agent.tool_calls import ToolCalls, error_result
 from affinity.agent.tools import Tool, ToolErrorKind, tools_by_name
 from affinity.agent.transcript import (
@@ -44,9 +45,10 @@ from affinity.conversation.events import (
 from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
+from affinity.flow.limit import Limit, LimitKey
 from affinity.limits import MAX_ID_BYTES, check_choice, truncate
 from affinity.tasks import call_any, call_here
-from affinity.tracing import annotate, usage_attributes
+from affinity.tracing import annotate, rename, usage_attributes
 
 MAX_ROUNDS: Final = 64
 """Default of ``max_rounds``."""
@@ -69,12 +71,16 @@ model reads the user's message with the real result, and the notice behind it.
 FINAL_REASONS: Final = frozenset({None, "stop", "end_turn", "stop_sequence"})
 CALL_REASONS: Final = frozenset({"tool_calls", "tool_use", "function_call"})
 
-LoopStop: TypeAlias = Literal["answer", "requires_action", "truncated", "unknown_finish_reason", "invalid_reply"]
+LoopStop: TypeAlias = Literal[
+    "answer", "requires_action", "truncated", "unknown_finish_reason", "invalid_reply", "budget"
+]
 """Why a loop has ended: the model answered; a request is pending; ``max_rounds`` were used up; the model ended for a
 reason that is neither an answer nor a call, such as ``length`` (see `LoopResult.finish_reason`).
 
 ``invalid_reply``: no event has room for the answer (`limits.MAX_EVENT_BYTES`), or it has no JSON form. Its calls are
 not run. The appended message has the beginning of its text, and the reason.
+
+``budget``: the budget could not pay for another call of the model. The appended message says so, and when it can.
 """
 
 
@@ -101,6 +107,8 @@ async def run_loop(
     render: Render = render_input,
     context: ContextWindow | None = None,
     while_waiting: WhileWaiting = "answer",
+    budget: Limit | LimitKey | None = None,
+    cost: Cost | None = None,
 ) -> LoopResult:
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
@@ -132,12 +140,17 @@ async def run_loop(
             the application; None: the model does not read it.
         context: how much of the transcript the model is given, in bytes or in tokens, and who summarises the rest.
         while_waiting: what a message gets that comes while a call waits for an answer; see `WhileWaiting`.
+        budget: a limit whose rate is a budget, such as ``tokens.key(owner)``. Each answer of the model is charged when
+            it is there (`Wake.consume`), and before each call the loop ends if nothing is left. So the last answer may
+            exceed it. An answer that `Wake.step` has from an earlier attempt is not charged again.
+        cost: of an answer. None: its tokens, of input and output.
 
     Raises:
         InvalidOptions: ``max_rounds`` is below 1, ``while_waiting`` is none of its words, or two tools have one name,
             built-in tools included. Or ``context`` has ``summarise``, whose summary is in the journal, and
             ``transcript`` is given, which is not read from there.
-        WakeMisuse: the model returned no `ModelReply`.
+        WakeMisuse: the model returned no `ModelReply`; or there is a budget, and the usage of an answer has no tokens.
+        InvalidLimit: ``budget`` is no limit, has keys and none is named, has no rate, or no app declares it.
         Exception: what the model raised.
     """
     if type(max_rounds) is not int or max_rounds < 1:
@@ -145,6 +158,9 @@ async def run_loop(
     check_choice("while_waiting", while_waiting, WhileWaiting, InvalidOptions)
     if transcript is not None and context is not None and context.summarise is not None:
         raise InvalidOptions("summarise is for the transcript that is read from the journal: do not give transcript=")
+    if cost is not None and budget is None:
+        raise InvalidOptions("cost is of a budget: give budget=, such as tokens.key(owner)")
+    purse = None if budget is None else Purse(wake, budget, cost)
     prompts = [system] if isinstance(system, str) else list(system)
     named = tools_by_name(tools, builtins)
     section = wake.section("loop")
@@ -152,7 +168,7 @@ async def run_loop(
         before = await read_transcript(wake, section, render, context)
     else:
         before = LoopTranscript([each for each in transcript if not is_trace(each)], [])
-    loop = _Loop(wake, model, named, prompts, before, section=section, render=render, window=context)
+    loop = _Loop(wake, model, named, prompts, before, section=section, render=render, window=context, purse=purse)
     return await loop.run(max_rounds, while_waiting)
 
 
@@ -170,10 +186,12 @@ class _Loop(ToolCalls):
         section: Section,
         render: Render,
         window: ContextWindow | None,
+        purse: Purse | None,
     ) -> None:
         super().__init__(wake, section, tools, before)
         self._render, self._window = render, window
         self._model, self._system = model, system
+        self._purse = purse
         self._usage: Counter[str] = Counter()
         committed = [each.event for each in section.committed]
         replies = [each for each in committed if isinstance(each, AgentMessage | ToolUse | CustomToolUse)]
@@ -190,6 +208,10 @@ class _Loop(ToolCalls):
         if waiting and not self._goes_on(waiting, while_waiting):
             return self._ended("requires_action")
         while self._rounds < max_rounds:
+            if self._purse is not None and (refusal := await self._purse.find_refusal()) is not None:
+                self._append(AgentMessage(refusal))  # not an answer of the model: another attempt may have one
+                self._text = refusal
+                return self._ended("budget")
             reply = await self._ask()
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
@@ -256,16 +278,20 @@ class _Loop(ToolCalls):
             stream=self._wake.stream,
             render=self._render,
         )
-        with self._wake.span("model"):
+        is_recorded = None if self._purse is None else self._section.watch_steps()
+        with self._wake.span("model", calls=True):
+            _describe(self._model, None)
             reply = await call_any(self._model, request)
             reply = await call_here(lambda: reply)  # of a function that returns the call of an async one
-            usage = usage_attributes(reply.usage) if isinstance(reply, ModelReply) else {}
-            annotate({"gen_ai.operation.name": "chat", **usage})
+            if isinstance(reply, ModelReply):
+                _describe(self._model, reply)
         if not isinstance(reply, ModelReply):
             raise WakeMisuse(
                 f"the model returned {type(reply).__name__}, not ModelReply: return ModelReply(content=text), or what "
                 "ModelReply.from_openai or ModelReply.from_anthropic makes of a response"
             )
+        if self._purse is not None and is_recorded is not None and not is_recorded():
+            await self._purse.charge(reply.usage)
         self._usage.update(reply.usage)
         self._finish_reason = reply.finish_reason
         return reply
@@ -336,3 +362,20 @@ def _text_of(content: Any) -> str:
         return text_of(content)
     except (AttributeError, TypeError):
         return ""
+
+
+def _describe(model: Model, reply: ModelReply | None) -> None:
+    """Name the model of the current span, as the conventions ask: by its answer, or else by the function that asks it.
+    ``reply``: None while there is none.
+    """
+    name, provider = None if reply is None else reply.model, None if reply is None else reply.provider
+    name = name or str(getattr(model, "__name__", type(model).__name__))
+    annotate(
+        {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": provider or "unknown",
+            "gen_ai.request.model": name,
+            **({} if reply is None else usage_attributes(reply.usage)),
+        }
+    )
+    rename(f"chat {name}")

@@ -28,6 +28,8 @@ class ModelReply:
     calls: Sequence[ToolCall] = ()
     finish_reason: str | None = None  # as the API names it; None: it answered
     usage: Mapping[str, int] = field(default_factory=dict)  # tokens by name
+    model: str | None = None  # that has answered, for traces; None: the name of the function that asks it
+    provider: str | None = None  # of the model, as the conventions of OpenTelemetry name it: "openai", "aws.bedrock"
 
     @classmethod
     def from_openai(cls, response: Mapping[str, Any]) -> ModelReply:
@@ -50,6 +52,8 @@ class ModelReply:
             calls=calls,
             finish_reason=choice.get("finish_reason"),
             usage=numbers_of(response.get("usage")),
+            model=_model_of(response),
+            provider="openai",
         )
 
     @classmethod
@@ -72,6 +76,8 @@ class ModelReply:
             calls=calls,
             finish_reason=response.get("stop_reason"),
             usage=numbers_of(response.get("usage")),
+            model=_model_of(response),
+            provider="anthropic",
         )
 
 
@@ -108,6 +114,11 @@ Model: TypeAlias = Callable[[ModelRequest], Awaitable[ModelReply] | ModelReply]
 """Asks a model. An exception ends the loop, and the wake fails. A function that is not async runs in a thread, which an
 interrupt does not end.
 """
+
+
+def _model_of(response: Mapping[str, Any]) -> str | None:
+    model = response.get("model")
+    return model if isinstance(model, str) and model else None
 
 
 def numbers_of(usage: Any) -> dict[str, int]:

@@ -26,7 +26,7 @@ from affinity.conversation.events import (
 from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, NotSerializable, PayloadTooLarge, SessionWriteConflict
-from affinity.tracing import annotate
+from affinity.tracing import annotate, rename
 from affinity.user_code import as_error, describe_error
 
 T = TypeVar("T")
@@ -76,10 +76,16 @@ class ToolCalls:
             usage=call.usage,
             call_key=call.call_key,
         )
-        if not isinstance(checked_arguments(self._tools, request), BaseModel):
+        arguments = checked_arguments(self._tools, request)
+        if not isinstance(arguments, BaseModel):
             return False
         if self._waits_already(call):
             self._refused[id(call)] = error_result(call, "refused", _WAITS_ALREADY)
+            return False
+        try:
+            request = request.model_copy(update={"title": known.title, "summary": known.describe_call(arguments)})
+        except BaseException as error:  # of the application
+            self._refused[id(call)] = _exception(call, as_error(error))
             return False
         try:
             self._require(request, known)
@@ -146,7 +152,15 @@ class ToolCalls:
                 return _Ready(call, arguments, known.resource_key(given), opened.key, once)
             if self._waits_already(call):
                 return error_result(call, "refused", _WAITS_ALREADY)
-            asked = ToolConfirmation(call.tool, call.arguments, call.tool_use_id, call_key=call.call_key)
+            asked = ToolConfirmation(
+                call.tool,
+                call.arguments,
+                call.tool_use_id,
+                call_key=call.call_key,
+                title=known.title,
+                summary=known.describe_call(arguments),
+                dangerous=known.dangerous,
+            )
             self._require(asked, known)
         except BaseException as error:  # of the application, or there are as many requests as there may be
             return _exception(call, as_error(error))
@@ -185,9 +199,11 @@ class ToolCalls:
             with self._wake.span(call.tool), shown:
                 about = {"gen_ai.tool.name": call.tool, "gen_ai.tool.call.id": call.tool_use_id}
                 annotate({"gen_ai.operation.name": "execute_tool", **about})
+                rename(f"execute_tool {call.tool}")
                 known = self._tools[call.tool]
                 assert known.function is not None
-                result = await known.call(code.watch(known.function), ready.arguments, self._context(ready))
+                function = self._wake._with_middleware("tool", call.tool, call.arguments, known.function)
+                result = await known.call(code.watch(function), ready.arguments, self._context(ready))
             return ToolResult(call.tool_use_id, result, call_key=call.call_key)
         except Exception as error:
             return _exception(call, error)

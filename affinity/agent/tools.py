@@ -35,6 +35,7 @@ is not run again: it may have had its effect or not.
 ToolRepeat: TypeAlias = Literal["always", "approved", "never"]
 
 Confirm: TypeAlias = bool | Callable[[Mapping[str, Any]], bool]
+Describe: TypeAlias = Callable[[Any], str]
 ResourceKey: TypeAlias = str | Callable[[Mapping[str, Any]], str | None] | None
 
 BUILT_IN_NAMES: Final = frozenset(
@@ -101,6 +102,11 @@ class Tool:
         repeat: of a call that had begun when its process ended. "always": it runs again, unless a person has allowed
             it. "approved": it runs again. "never": it does not. The model reads of one that does not run again
             (``outcome_unknown``).
+        title: for the person who is asked, in place of the name, such as "Refund".
+        describe: gives the sentence about one call for that person, from its arguments as the pydantic model of the
+            parameters: ``lambda call: f"Refund {call.cents / 100:.2f} € for {call.order}"``. A call for which it raises
+            is not run: the exception is its result.
+        dangerous: whether the person has to look a second time before allowing a call.
     """
 
     name: str
@@ -111,6 +117,9 @@ class Tool:
     confirm: Confirm = False
     confirm_within: float | None = None
     repeat: ToolRepeat = "always"
+    title: str = ""
+    describe: Describe | None = None
+    dangerous: bool = False
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -165,6 +174,20 @@ class Tool:
         """Whether a person has to allow this call."""
         return call_sync(self.confirm, arguments) if callable(self.confirm) else self.confirm
 
+    def describe_call(self, arguments: BaseModel) -> str:
+        """The sentence about this call for a person; empty without ``describe``.
+
+        Raises:
+            TypeError: ``describe`` has returned no text.
+            Exception: what it raised.
+        """
+        if self.describe is None:
+            return ""
+        sentence = call_sync(self.describe, arguments)
+        if not isinstance(sentence, str):
+            raise TypeError(f"describe of tool {self.name!r} has returned {sentence!r:.80}, not a text")
+        return sentence
+
     def resource_key(self, arguments: Mapping[str, Any]) -> str | None:
         """The key of the resource that this call uses."""
         return call_sync(self.resource, arguments) if callable(self.resource) else self.resource
@@ -217,6 +240,9 @@ def tool(
     confirm: Confirm = ...,
     confirm_within: float | None = ...,
     repeat: ToolRepeat = ...,
+    title: str = ...,
+    describe: Describe | None = ...,
+    dangerous: bool = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -228,6 +254,9 @@ def tool(
     confirm: Confirm = False,
     confirm_within: float | None = None,
     repeat: ToolRepeat = "always",
+    title: str = "",
+    describe: Describe | None = None,
+    dangerous: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a function a `Tool`, by decoration; its name and docstring describe it by default.
 
@@ -250,6 +279,9 @@ def tool(
             confirm=confirm,
             confirm_within=confirm_within,
             repeat=repeat,
+            title=title,
+            describe=describe,
+            dangerous=dangerous,
         )
 
     return make if function is None else make(function)

@@ -38,6 +38,7 @@ from affinity.conversation.trace import TRACE_KINDS
 from affinity.conversation.views import EndedWake
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, InvalidOptions
+from affinity.redaction import redacted
 from affinity.tasks import call_any
 
 HISTORY: Final = 1_000
@@ -145,8 +146,9 @@ async def _summarise(
             content = await call_any(window.summarise, events)
             summary = window.fit_summary(ContextSummary(content, behind=behind))
             wake.append(summary)
-    except Exception:
-        wake.logger.exception("no summary: the model is given the last turns only, until one can be made")
+    except Exception as error:
+        text = "no summary: the model is given the last turns only, until one can be made"
+        wake.logger.exception(text, exc_info=redacted(error))
         return None
     return summary
 

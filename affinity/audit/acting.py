@@ -33,6 +33,7 @@ from affinity.audit.entries import AuditLog, NewAuditEntry
 from affinity.errors import AffinityError, ProviderError
 from affinity.limits import MAX_AUDIT_TEXT_BYTES, MAX_BATCH, truncate
 from affinity.records import frozen
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.audit")
 
@@ -141,7 +142,7 @@ class Acting:
 
     async def run(self, action: Action, work: Callable[[], Awaitable[T]], *, is_trial: bool) -> T:
         """Do an action; at its end, record the targets that it left as they were. ``is_trial``: it changes nothing."""
-        recorded = _recorded(action)
+        recorded = await self._as_stored(_recorded(action))
         under_way = Acting(self.user, self.source, self.log, recorded, self.loop, recorded=self.recorded)
         try:
             with stated(under_way):
@@ -153,6 +154,15 @@ class Acting:
         if not is_trial:
             await under_way._end(recorded, result)
         return result
+
+    async def _as_stored(self, action: _RecordedAction) -> _RecordedAction:
+        """Return an action with its details encoded, if the payloads of the database are: the entries are written in
+        the transactions of verbs, which cannot wait for a codec.
+        """
+        encode = getattr(self.log, "encode_text", None)
+        if encode is None or action.details == "{}":
+            return action
+        return replace(action, details=await encode(action.details, form="object", name="audit", scope="audit"))
 
     async def refuse(self, name: str, kind: str, target: str, outcome: str) -> None:
         """Record that an action was refused, in a transaction of its own."""
@@ -202,7 +212,7 @@ class Acting:
             self._warn(entries, error)
 
     def _warn(self, entries: Sequence[NewAuditEntry], error: Exception) -> None:
-        logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, error)
+        logger.warning("audit: %s of %r was not recorded: %s", entries[0].action, self.user, redacted(error))
 
 
 _ADMINISTRATOR: Final[ContextVar[tuple[str, str] | None]] = ContextVar("affinity_administrator", default=None)

@@ -30,7 +30,7 @@ EXIT_CODES: Final[Sequence[tuple[int, str]]] = (
     (TIMED_OUT, "the time given to `wait`, `ask` or `stop` ran out"),
     (
         UNKNOWN,
-        "nothing has this id: no instance, conversation, schedule, session, worker, process or journal entry;"
+        "nothing has this id: no instance, conversation, schedule, limit, session, worker, process or journal entry;"
         " `replay`: no history was selected",
     ),
     (

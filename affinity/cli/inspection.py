@@ -2,62 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple
 
 import click
 
 from affinity.cli.files import written
+from affinity.cli.filters import labels_line, of_status, selected
 from affinity.cli.instances import error_details
-from affinity.cli.output import cell, clock, compact, pairs, printable, seconds, table
+from affinity.cli.output import cell, clock, compact, counted, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
 from affinity.composed.client import Client
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
-from affinity.provider.contract import InstanceStatus
+from affinity.provider.contract import InstanceSize
 
 _MAX_LINES: Final = 20
 """Lines at most; ``--json`` shows more."""
 
 _EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
-_COLUMNS: Final = ("INSTANCE", "ORCHESTRATION", "STATUS", "SESSION", "OWNER", "EVENTS", "CREATED", "CUSTOM STATUS")
+_COLUMNS: Final = (
+    "INSTANCE",
+    "ORCHESTRATION",
+    "STATUS",
+    "SESSION",
+    "OWNER",
+    "EVENTS",
+    "CREATED",
+    "LABELS",
+    "CUSTOM STATUS",
+)
+
+
+class _Shown(NamedTuple):
+    """An instance, as `show` shows it."""
+
+    instance: Instance
+    values: Mapping[str, Any]
+    size: InstanceSize
+    activities: Sequence[Activity] = ()
+    refused: Sequence[HistoryRecord] = ()
+    waits_for: Explanation | None = None
 
 
 @command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--stack", is_flag=True, help="Also the stack of its error. (--json has it always.)")
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
-    """Show the state of the instance ID: status, result or error, custom status, owner.
+    """Show the state of the instance ID: status, result or error, custom status, values, owner, size.
 
     Until it ends, also the reason why it waits, in one sentence; its activities: running, waiting, or retried, when and
     after which error; and events that do not fit its waits. With --stack, also where the error of a failed one was
     raised.
     """
 
-    async def read(client: Client) -> tuple[Instance, Sequence[Activity], Sequence[HistoryRecord], Explanation | None]:
-        instance = await client.status(instance_id)
-        if instance.finished:
-            return instance, (), (), None
+    async def read(client: Client) -> _Shown:
+        about = await client.status(instance_id), await client.values(instance_id), await client.measure(instance_id)
+        if about[0].finished:
+            return _Shown(*about)
         activities, refused = await client.activities_and_refusals(instance_id)
         shown = [each for each in activities if not each.finished or each.status == "ended"]
-        return instance, shown, refused, await client.explain(instance_id)
+        return _Shown(*about, shown, refused, await client.explain(instance_id))
 
-    instance, activities, refused, waits_for = with_client(shell, read)
+    instance, values, size, activities, refused, waits_for = with_client(shell, read)
     document = {
         **asdict(instance),
         "error_details": error_details(instance),
+        "values": values,
+        "size": asdict(size),
         "activities": activities,
         "refused_events": refused,
         "waits_for": waits_for,
     }
     why = ("waits for", None if waits_for is None else waits_for.sentence)
-    shell.show(
-        document, lambda: pairs([*_details(instance), why, *_activity_lines(activities), *map(_refusal, refused)])
-    )
+    set_values = [(f"value {key}", compact(value)) for key, value in values.items()]
+    lines = [
+        *_details(instance),
+        *_sizes(size),
+        *set_values,
+        why,
+        *_activity_lines(activities),
+        *map(_refusal, refused),
+    ]
+    shell.show(document, lambda: pairs(lines))
     if stack and not shell.as_json:
         click.echo("\n" + (printable(instance.error_stack) or "no stack is recorded"))
+
+
+def _sizes(size: InstanceSize) -> list[tuple[str, object]]:
+    kept = f"{counted(size.events, 'event')} of {counted(size.executions, 'execution')}, {size.history_bytes:,} bytes"
+    queued = [(size.messages, "message", size.message_bytes), (size.work_items, "work item", size.work_item_bytes)]
+    return [
+        ("history", kept),
+        *(("queue", f"{counted(number, what)}, {number_of:,} bytes") for number, what, number_of in queued if number),
+    ]
 
 
 def _refusal(event: HistoryRecord) -> tuple[str, object]:
@@ -79,10 +119,13 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
         ("suspended by", None if why is None else f"{why.worker_id}, code {why.code}"),
         ("parent", instance.parent_id),
         ("session", instance.session_id),
+        ("labels", labels_line(instance.labels) or None),
         ("owner", instance.owner),
         ("execution", instance.execution_id),
         ("events", instance.event_count),
         ("created", instance.created_at),
+        ("begins", instance.starts_at),
+        ("next run", "when it has ended" if instance.has_next else None),
         ("updated", instance.updated_at),
     ]
 
@@ -146,25 +189,38 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
 
 
 @command("list")
-@click.option(
-    "--status", multiple=True, type=click.Choice(get_args(InstanceStatus)), help="Only these; may be repeated."
-)
-@click.option("--name", help="Only of this orchestration.")
-@click.option("--prefix", help="Only ids that start with this.")
-@click.option("--parent", "parent_id", help="Only sub-orchestrations of this instance.")
-@click.option("--session", "session_id", help="Only instances that were started with this session, and their children.")
+@of_status
+@selected
+@click.option("--sort", type=click.Choice(["started", "-started"]), help="started: oldest first  [default: -started]")
 @paged("Instances")
 def list_instances(shell: Shell, *, page: PageOptions, **where: Any) -> None:
     """List instances, newest first. The exit code of an empty list is 0.
 
     Examples:
       affinity list --status failed --name conversation
+      affinity list --label tenant=acme --status failed --sort started
       affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
     """
     found = with_client(shell, lambda client: page.read(client.list_instances(**where)))
     document = {"instances": found.items, "next": found.next}
     shell.show(document, lambda: table(_COLUMNS, map(_row, found.items), empty="no instances"))
     shell.show_cursor(found.next)
+
+
+@command()
+@of_status
+@selected
+def count(shell: Shell, **where: Any) -> None:
+    """Count instances by status: all, or those that fit.
+
+    Examples:
+      affinity count --label tenant=acme
+      affinity count --label tenant=acme --status failed --since 2026-07-01T00:00:00+02:00
+    """
+    counts = with_client(shell, lambda client: client.count_instances(**where))
+    total = sum(counts.values())
+    rows = [*counts.items(), ("total", total)]
+    shell.show({"instances": dict(counts), "total": total}, lambda: table(("STATUS", "INSTANCES"), rows, empty=""))
 
 
 def _row(instance: Instance) -> tuple[object, ...]:
@@ -177,6 +233,7 @@ def _row(instance: Instance) -> tuple[object, ...]:
         instance.owner,
         instance.event_count,
         instance.created_at,
+        labels_line(instance.labels),
         status,
     )
 
@@ -200,6 +257,8 @@ def _activity(one: Activity) -> str:
         return f"{one.name}: attempt {one.attempt} {printable(one.next_attempt_at)}{why}"
     if one.blocked:
         return f"{one.name}: waits for an ordered activity of session {one.session_id!r} that is before it"
+    if one.limited:
+        return f"{one.name}: attempt {one.attempt} waits at a limit{why}"
     where = "" if one.tag is None else f" with the tag {one.tag!r}" + ("" if one.has_worker else "; none is alive")
     return f"{one.name}: attempt {one.attempt} waits for a worker{where}{why}"
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, Final, TypeAlias, get_args
 
 import anyio
 import click
 
-from affinity.cli.arguments import DURATION, FORCE, JSON
+from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, LABEL, labels_of
+from affinity.cli.filters import selected
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
-from affinity.client import EndedStatus, IfEnded, Instance
+from affinity.client import EndedStatus, IfEnded, IfRunning, Instance
 from affinity.composed.client import Client
 from affinity.errors import details_document
 from affinity.orchestration import Event, EventValue
 from affinity.provider import migrate
-from affinity.provider.contract import Resumption
+from affinity.provider.contract import InstanceStatus, Resumption
 
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
 _PRESENT: Final[dict[str | None, str]] = {
     "running": "",
+    "replaced": ", waits to begin, and has this input now",
+    "queued": ", and runs again when it has ended",
     "ended": ", and has ended (--if-ended restart starts it again)",
 }
 _HINT: Final = "; these stay removed, and the command may be started again"
@@ -35,12 +39,23 @@ _Removed: TypeAlias = dict[str, int]
 @click.option("--input", "value", type=JSON, default=None, help="Its input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "instance_id", help="Instance id; makes the command idempotent  [default: random]")
 @click.option("--version", help="Version of the orchestration  [default: the latest that the worker registers]")
-@click.option("--session", "session_id", help="Session that it works for, as logs and listings show it.")
+@click.option("--for-session", help="Session that it works for, as logs and lists show it.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="By which it is found; may be repeated.")
 @click.option(
     "--if-ended",
     type=click.Choice(get_args(IfEnded)),
-    default="return",
     help="With --id, when that instance has ended: leave it; restart it; fail  [default: return]",
+)
+@click.option("--delay", type=DURATION, help="Begin it after this time: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--at", type=INSTANT, help="Begin it at this time: 2026-07-31T12:00:00+02:00.")
+@click.option("--priority", type=int, default=0, help="Before others that could begin: 0 to 1000.")
+@click.option("--debounce", type=DURATION, help="With --id: begin it when no other start came for so long: 5s.")
+@click.option("--max-wait", type=DURATION, help="With --debounce: but so long after the first one at the latest.")
+@click.option(
+    "--if-running",
+    type=click.Choice(get_args(IfRunning)),
+    help="With --id, when that instance has not ended: leave it; run once more after it; cancel it and run then; fail"
+    "  [default: join]",
 )
 @FORCE
 @click.option("--wait", "waits", is_flag=True, help="Wait for the result and print it, as `wait` does.")
@@ -52,8 +67,15 @@ def start(
     value: Any,
     instance_id: str | None,
     version: str | None,
-    session_id: str | None,
-    if_ended: IfEnded,
+    for_session: str | None,
+    labels: tuple[tuple[str, str], ...],
+    if_ended: IfEnded | None,
+    debounce: float | None,
+    max_wait: float | None,
+    if_running: IfRunning | None,
+    delay: float | None,
+    at: datetime | None,
+    priority: int,
     force: bool,
     waits: bool,
     timeout: float | None,
@@ -70,6 +92,8 @@ def start(
       affinity start conversation
       affinity start conversation --id chat-17 --input '{"topic": "tea"}' --wait
       affinity start nightly --id nightly --if-ended restart
+      affinity start reminder --delay 2h --priority 5
+      affinity start refund --label tenant=acme --label tier=gold
       affinity start import_catalogue --input @catalogue.json --version 2.0.0
     """
     if timeout is not None and not waits:
@@ -78,7 +102,10 @@ def start(
     async def run(client: Client) -> None:
         if not force:
             await client.check_registered(name, version=version)
-        options: dict[str, Any] = {"version": version, "session_id": session_id, "if_ended": if_ended, "force": force}
+        options: dict[str, Any] = {"version": version, "for_session": for_session, "if_ended": if_ended, "force": force}
+        options |= {"delay": delay or 0.0, "at": at, "priority": priority}
+        options |= {"labels": labels_of(labels)}
+        options |= {"debounce": debounce, "max_wait": max_wait, "if_running": if_running}
         handle = await client.start(name, value, instance_id=instance_id, **options)
         if handle.outcome in _PRESENT:
             click.echo(f"instance {handle.instance_id!r} was there already{_PRESENT[handle.outcome]}", err=True)
@@ -163,22 +190,45 @@ def ask(
     shell.show({"instance_id": instance_id, "event": event, "reply": reply}, lambda: click.echo(compact(reply)))
 
 
+_NOT_ENDED: Final[tuple[InstanceStatus, ...]] = ("pending", "running", "suspended")
+
+
 @command()
-@click.argument("instance_id", metavar="ID")
+@click.argument("instance_id", metavar="[ID]", required=False)
 @click.option("--reason", default="cancelled from the command line", show_default=True)
-def cancel(shell: Shell, instance_id: str, reason: str) -> None:
-    """Ask the instance ID to end, after its cleanup: see `affinity wait`."""
-    with_client(shell, lambda client: client.cancel(instance_id, reason))
-    shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
+@selected
+@click.option("--yes", is_flag=True, help="Without ID: do not ask.")
+def cancel(shell: Shell, instance_id: str | None, reason: str, *, yes: bool, **where: Any) -> None:
+    """Ask the instance ID to end, after its cleanup: see `affinity wait`.
+
+    Without ID, all instances that fit and have not ended. It says how many these are, and asks, unless --yes.
+
+    Examples:
+      affinity cancel chat-17
+      affinity cancel --label tenant=acme --name conversation --yes
+    """
+    chosen = any(value is not None for value in where.values())
+    if chosen == (instance_id is not None) or (yes and not chosen):
+        raise click.UsageError("give an ID, or options that choose instances: --label, --name, ...")
+    if instance_id is not None:
+        with_client(shell, lambda client: client.cancel(instance_id, reason))
+        shell.show({"instance_id": instance_id, "cancel_requested": True}, lambda: None)
+        return
+    if not yes:
+        counts = with_client(shell, lambda client: client.count_instances(**where, status=_NOT_ENDED))
+        click.confirm(f"cancel {counted(sum(counts.values()), 'instance')}?", abort=True, err=True)
+    asked = with_client(shell, lambda client: client.cancel_instances(**where, cancel_reason=reason))
+    shell.show({"cancel_requested": asked}, lambda: click.echo(f"{counted(asked, 'instance')} asked to end", err=True))
 
 
 @command()
 @click.argument("instance_ids", metavar="[ID]...", nargs=-1)
 @click.option("--worker", "workers", metavar="WORKER", multiple=True, help="Instead: let this worker take work again.")
 @click.option("--all", "everything", is_flag=True, help="All suspended instances.")
-@click.option("--reason", help="With --all, only instances that were suspended for this: Nondeterminism, ….")
+@click.option("--reason", help="Only instances that were suspended for this: Nondeterminism, ….")
+@selected
 def resume(
-    shell: Shell, instance_ids: tuple[str, ...], workers: tuple[str, ...], everything: bool, reason: str | None
+    shell: Shell, instance_ids: tuple[str, ...], workers: tuple[str, ...], everything: bool, **where: Any
 ) -> None:
     """Resume the suspended instances ID…: workers repeat the step at which they were suspended.
 
@@ -188,19 +238,21 @@ def resume(
     Examples:
       affinity resume chat-17 chat-18
       affinity resume --all --reason Nondeterminism
+      affinity resume --label tenant=acme
       affinity resume --worker worker-3        # after `affinity drain worker-3`
     """
+    chosen = everything or any(value is not None for value in where.values())
     if workers:
-        if instance_ids or everything or reason is not None:
-            raise click.UsageError("--worker resumes workers: it contradicts ids, --all and --reason")
+        if instance_ids or chosen:
+            raise click.UsageError("--worker resumes workers: it contradicts ids, --all and conditions")
         with_workers(shell, workers, Client.resume_worker, "resumed")
         return
-    if everything == bool(instance_ids) or (reason is not None and not everything):
-        raise click.UsageError("give ids, or --all, which --reason may narrow")
+    if chosen == bool(instance_ids):
+        raise click.UsageError("give ids, or --all, or conditions: --reason, --label, ...")
 
     async def run(client: Client) -> dict[str, Resumption]:
-        found = client.list_instances(status=["suspended"], reason=reason)
-        wanted = [instance.instance_id async for instance in found] if everything else list(instance_ids)
+        found = client.list_instances(**where, status=["suspended"])
+        wanted = [instance.instance_id async for instance in found] if chosen else list(instance_ids)
         return dict(zip(wanted, await client.resume_many(wanted), strict=True))
 
     outcome = with_client(shell, run)
@@ -208,7 +260,7 @@ def resume(
         {"instances": outcome},
         lambda: table(("INSTANCE", "OUTCOME"), outcome.items(), empty="no instances are suspended"),
     )
-    if not everything and (refused := {*outcome.values()} - {"resumed"}):
+    if not chosen and (refused := {*outcome.values()} - {"resumed"}):
         click.get_current_context().exit(UNKNOWN if "unknown" in refused else REFUSED)
 
 
@@ -282,10 +334,18 @@ def error_details(instance: Instance) -> dict[str, Any]:
     help="Only instances that ended like this; may be repeated  [default: completed]",
 )
 @click.option("--histories", is_flag=True, help="Histories of former executions, in place of instances.")
+@click.option("--instance", "instance_id", metavar="ID", help="With --histories: only those of this instance.")
 @click.option("--dry-run", is_flag=True, help="Only print how many would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def prune(
-    shell: Shell, *, older_than: float, status: tuple[EndedStatus, ...], histories: bool, dry_run: bool, yes: bool
+    shell: Shell,
+    *,
+    older_than: float,
+    status: tuple[EndedStatus, ...],
+    histories: bool,
+    instance_id: str | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Remove instances that ended long ago, with their histories and sub-orchestrations.
 
@@ -297,14 +357,19 @@ def prune(
       affinity prune --older-than 30d --dry-run
       affinity prune --older-than 30d --status completed --status cancelled --yes
       affinity prune --histories --older-than 7d --yes
+      affinity prune --histories --instance chat-17 --older-than 0s --yes
     """
     if histories and status:
         raise click.UsageError("--status is about instances: it contradicts --histories")
+    if instance_id is not None and not histories:
+        raise click.UsageError("--instance needs --histories; to remove an instance, use affinity delete")
     chosen = status or ("completed",)
 
     async def work(client: Client, **options: Any) -> _Removed:
         if histories:
-            return {"histories": await client.prune_histories(older_than=older_than, **options)}
+            return {
+                "histories": await client.prune_histories(older_than=older_than, instance_id=instance_id, **options)
+            }
         return asdict(await client.prune(older_than=older_than, status=chosen, **options))
 
     def question(found: _Removed) -> str:

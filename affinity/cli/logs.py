@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic_core import to_json
 
-from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE
+from affinity.telemetry import INSTANCE_ATTRIBUTE, LABEL_ATTRIBUTE, SESSION_ATTRIBUTE
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -16,7 +16,9 @@ _TEXT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 def configure_logging(level: str, form: LogFormat, worker_id: str | None = None) -> None:
-    """Write the records of all loggers from ``level`` on to stderr, each with worker, instance and session."""
+    """Write the records of all loggers from ``level`` on to stderr, each with worker, instance, session, and the labels
+    that the worker shows.
+    """
     handler = logging.StreamHandler()
     handler.setFormatter((_JsonFormatter if form == "json" else _TextFormatter)(worker_id))
     logging.basicConfig(level=level.upper(), handlers=[handler])
@@ -28,14 +30,19 @@ class _ContextFormatter(logging.Formatter):
         self._worker_id = worker_id
 
     def _context(self, record: logging.LogRecord) -> dict[str, object]:
-        """Worker, instance and session. The loggers of contexts name the latter two in ``extra``, as do lines of the
-        worker about an instance; for other lines it is known for which code they come from.
+        """Worker, instance, session and labels. The loggers of contexts name instance and session in ``extra``, as do
+        lines of the worker about an instance; for other lines it is known for which code they come from.
         """
         found = vars(record)
         return {
             "worker": self._worker_id,
             "instance": found.get("instance_id") or found.get(INSTANCE_ATTRIBUTE),
             "session": found.get("session_id") or found.get(SESSION_ATTRIBUTE),
+            **{
+                f"label.{name.removeprefix(LABEL_ATTRIBUTE)}": value
+                for name, value in found.items()
+                if name.startswith(LABEL_ATTRIBUTE)
+            },
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ _IDS: Final = frozenset(
         "HOME",
         "INSTANCE",
         "KEY",
+        "LIMIT",
         "MOVES TO",
         "OWNER",
         "PARENT",
@@ -162,6 +163,12 @@ def seconds(value: float) -> str:
     if whole < 3600:  # noqa: PLR2004
         return f"{sign}{whole // 60} min {whole % 60} s"
     return f"{sign}{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def resource_times(loads: Mapping[str, float]) -> str | None:
+    """How long each resource took to load, the slowest first: "model 5.0 s, index 0.1 s"; None: none was loaded."""
+    slowest = sorted(loads.items(), key=lambda load: -load[1])
+    return ", ".join(f"{name} {seconds(took)}" for name, took in slowest) or None
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

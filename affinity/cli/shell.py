@@ -66,6 +66,7 @@ _CODES: Final[Mapping[type[AffinityError], int]] = {
     errors.UnknownInstance: UNKNOWN,
     errors.UnknownConversation: UNKNOWN,
     errors.UnknownEntry: UNKNOWN,
+    errors.UnknownLimit: UNKNOWN,
     errors.UnknownSchedule: UNKNOWN,
     errors.UnknownWorker: UNKNOWN,
     errors.SessionNotFound: UNKNOWN,

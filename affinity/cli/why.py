@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from affinity.cli.output import printable, relative, table
+from affinity.cli.output import printable, table
 from affinity.cli.shell import Shell, command, with_client
 from affinity.client import Instance, UnservedWork
 from affinity.composed.client import Client
@@ -52,5 +52,4 @@ def _sentence(instance: Instance, waits_for: Explanation | None) -> str:
     if waits_for is None:
         why = "" if instance.error is None else f" with {instance.error.type}: {instance.error.message}"
         return f"{instance.instance_id!r} is {instance.status}{why}"
-    since = "" if waits_for.since is None else f" (since {relative(waits_for.since)})"
-    return waits_for.sentence + since
+    return waits_for.sentence

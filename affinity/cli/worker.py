@@ -7,13 +7,15 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar, get_args
 
 import anyio
 import click
 
+from affinity.cli.arguments import DURATION
 from affinity.cli.help import STUCK
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
@@ -73,7 +75,28 @@ def _runtime_options(function: F) -> F:
     show_default=True,
     help="Lines for people, or a JSON object a line; with worker, instance and session.",
 )
-def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_format: LogFormat, **flags: Any) -> None:
+@click.option(
+    "--until-idle",
+    is_flag=True,
+    help="End with 0 when nothing is left that this worker could run, now or within a second.",
+)
+@click.option(
+    "--for",
+    "most",
+    type=DURATION,
+    help="With --until-idle: end after this time at the latest, and within it wait for what becomes due: 90s, 10m.",
+)
+def worker(
+    shell: Shell,
+    *,
+    target: str,
+    migrate: bool,
+    log_level: str,
+    log_format: LogFormat,
+    until_idle: bool,
+    most: float | None,
+    **flags: Any,
+) -> None:
     """Run the orchestrations and activities of the app that MODULE:APP names.
 
     Start as many as you like, on as many machines as you like; with SQLite, on one machine. SIGTERM,
@@ -82,6 +105,11 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_form
     SIGTERM or SIGHUP changes nothing. Exit code 0 after SIGTERM or SIGHUP, 128 and the signal's number when Ctrl-C cut
     its drain short (143, 129), 130 after Ctrl-C, 8 when an activity did not end though it was cancelled.
 
+    --until-idle is for cron jobs and containers that run for a while: the worker runs what is due, and ends with 0.
+    Work that another worker has is left to that one, and suspended instances stay suspended. With --for it also waits
+    for timers, delayed starts, retries and schedules that are due within that time. When the time is over, it drains
+    and ends with 0 too; the next worker continues with what is left.
+
     Durations are seconds. Every flag can be given by the environment instead: AFFINITY_WORKER_NODE_ID,
     AFFINITY_MAX_SESSIONS_PER_RUNTIME, AFFINITY_<OPTION>, as `affinity.RuntimeOptions` names them; AFFINITY_MIGRATE=no,
     AFFINITY_LOG_LEVEL, AFFINITY_LOG_FORMAT, AFFINITY_URL.
@@ -89,15 +117,19 @@ def worker(shell: Shell, *, target: str, migrate: bool, log_level: str, log_form
     Examples:
       affinity worker support:app
       affinity worker support:app --node-id "$HOSTNAME" --max-sessions 50 --url postgresql://db/app
+      affinity worker support:app --until-idle --for 10m
     """
+    if most is not None and not until_idle:
+        raise click.UsageError("--for is only meaningful with --until-idle")
     options = RuntimeOptions.from_environment(**flags)
     configure_logging(log_level, log_format, options.worker_node_id)
     running = Worker(load_app(target), shell.url, options, migrate=migrate)
     _spare_the_collector()
-    ended_by = anyio.run(_run, running, backend_options={"use_uvloop": find_spec("uvloop") is not None})
-    report = {"worker_id": options.worker_node_id, "signal": ended_by.name, "drained": running.drained}
-    shell.show(report, lambda: None)
-    if ended_by is signal.SIGINT or not running.drained:
+    serve = partial(running.serve_until_idle, most) if until_idle else running.serve
+    ended_by = anyio.run(_run, running, serve, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    name = None if ended_by is None else ended_by.name
+    shell.show({"worker_id": options.worker_node_id, "signal": name, "drained": running.drained}, lambda: None)
+    if ended_by is not None and (ended_by is signal.SIGINT or not running.drained):
         click.get_current_context().exit(SIGNALLED + ended_by)
 
 
@@ -110,9 +142,11 @@ def _spare_the_collector() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-async def _run(running: Worker) -> signal.Signals:
+async def _run(
+    running: Worker, serve: Callable[[], Coroutine[Any, Any, signal.Signals | None]]
+) -> signal.Signals | None:
     try:
-        return await running.serve()
+        return await serve()
     finally:
         if stuck := running.stuck:
             logger.error(

@@ -5,6 +5,7 @@ from affinity.client.administration import MOVE_SECONDS, EndedStatus, PrunedInst
 from affinity.client.client import Handle as Handle
 from affinity.client.client import KernelClient as KernelClient
 from affinity.client.client import open_store as open_store
+from affinity.client.middleware import ClientMiddleware
 from affinity.client.registered import RegisteredFunction
 from affinity.client.requests import IfEnded, StartOutcome
 from affinity.client.requests import Start as Start
@@ -14,6 +15,7 @@ from affinity.client.views import Instance as Instance
 from affinity.explain import DrainPreview, DrainTarget, SessionHolding, SessionLife, UnservedWork
 from affinity.explain.names import CodeDifference, code_differences
 from affinity.field_words import show_all_in_help
+from affinity.orchestration.overlap import IfRunning
 from affinity.orchestration.typed import ExternalEvent as ExternalEvent
 from affinity.paging import Page, Pages
 from affinity.provider.contract import Quotas as Quotas
@@ -23,6 +25,7 @@ __all__ = [
     "MOVE_SECONDS",
     "Activity",
     "ActivityStatus",
+    "ClientMiddleware",
     "CodeDifference",
     "DrainPreview",
     "DrainTarget",
@@ -31,6 +34,7 @@ __all__ = [
     "Failure",
     "HistoryRecord",
     "IfEnded",
+    "IfRunning",
     "InstanceTree",
     "Page",
     "Pages",

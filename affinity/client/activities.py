@@ -40,6 +40,7 @@ class Activity:
     next_attempt_at: datetime | None = None  # while it waits after a failed attempt
     last_error: str | None = None  # "ValueError: …", of the attempt before, or of the one that failed
     blocked: bool = False  # it waits for an ordered activity of its session that is before it
+    limited: bool = False  # it waits at a limit: `Client.explain` says at which
     tag: str | None = None  # a worker must have it to run the activity: its own tag, or its session's
     has_worker: bool = True  # False: it waits, and no live worker has the tag
 
@@ -135,6 +136,7 @@ def _with_row(activity: Activity, row: WorkItemInfo) -> Activity:
         next_attempt_at=row.visible_at if is_retrying else None,
         last_error=row.last_error,
         blocked=row.state == "blocked",
+        limited=row.state == "limited",
         tag=row.tag,
         has_worker=row.has_worker,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, Unpack, cast
 
 import anyio
 
@@ -20,14 +20,15 @@ from affinity.client.calls import (
     no_progress,
     retry,
 )
-from affinity.client.inspection import Inspection
+from affinity.client.inspection import Inspection, InstanceConditions
 from affinity.client.resets import Cut, ResetPreview, build_reset, cut_history, preview_of
 from affinity.errors import Contention, InvalidInput, ProviderError, UnknownWorker
-from affinity.limits import MAX_RETENTION_SECONDS, check_age, check_id, several
+from affinity.limits import MAX_PAGE, MAX_RETENTION_SECONDS, check_age, check_id, several
 from affinity.provider.contract import (
     FINISHED,
     Hint,
     HistoryCursor,
+    InstanceStatus,
     PlannedMove,
     Quotas,
     Reset,
@@ -58,6 +59,9 @@ class PrunedInstances:
 
     roots: int  # instances without a parent
     instances: int  # they, and all their sub-orchestrations
+
+
+_SUSPENDED: Final[tuple[InstanceStatus, ...]] = ("suspended",)
 
 
 class Administration(Inspection):
@@ -93,6 +97,49 @@ class Administration(Inspection):
         self._hints.notify_all()
         return resumptions
 
+    async def resume_instances(self, **where: Unpack[InstanceConditions]) -> int:
+        """Resume the suspended instances that meet conditions, and return how many were resumed. It works in steps,
+        newest first: an interrupted call keeps its progress, and may be repeated.
+
+        Args:
+            where: conditions but the status; see `list_instances`.
+
+        Raises:
+            InvalidInput: see `list_instances`; or a status is among the conditions, or there is no condition.
+            ConnectionLost: some may have been resumed.
+        """
+        return await self._change_each("resume_instances", where, _SUSPENDED, self._resume_batch)
+
+    async def _resume_batch(self, batch: Sequence[str]) -> int:
+        return sum(resumption == "resumed" for resumption in await self.resume_many(batch))
+
+    async def _change_each(
+        self,
+        call: str,
+        where: InstanceConditions,
+        status: Collection[InstanceStatus],
+        change: Callable[[Sequence[str]], Awaitable[int]],
+    ) -> int:
+        """Change the instances of these statuses that meet conditions, page by page; return how many were changed.
+
+        Raises:
+            InvalidInput: see `list_instances`; or a status is among the conditions, or there is no condition.
+        """
+        if where.get("status") is not None:  # also an empty one: it would mean all
+            raise InvalidInput(f"{call} is about instances that are {' or '.join(status)}: leave out the status")
+        if not any(value is not None and value != {} for key, value in where.items() if key != "most"):
+            raise InvalidInput(f"{call} without a condition is about all instances: give prefix='' to mean that")
+        found = self.list_instances(**cast(InstanceConditions, {**where, "status": status}))
+        if where.get("most") is not None:  # known before any is changed, so that others do not take their places
+            ids = [instance.instance_id async for instance in found]
+            return sum([await change(ids[at : at + MAX_PAGE]) for at in range(0, len(ids), MAX_PAGE)])
+        changed, page = 0, await found.page(limit=MAX_PAGE)
+        while True:
+            changed += await change([instance.instance_id for instance in page.items])
+            if page.next is None:
+                return changed
+            page = await found.page(page.next, limit=MAX_PAGE)
+
     @action("reset", "instance", "instance_id", "to_event")
     async def reset(self, instance_id: str, *, to_event: int) -> int:
         """Open an instance again, a finished one too, at an earlier event of its present execution.
@@ -108,6 +155,8 @@ class Administration(Inspection):
         - Sub-orchestrations scheduled by then stay; one that has ended answers again. Reset a failed child before its
           parent. Later ones are asked to cancel; their ids stay taken until they are deleted.
         - Holds of sessions end.
+        - An instance that was started with ``limits`` keeps its places if it has not ended. One that has ended runs
+          again without them.
 
         Args:
             instance_id: the instance.
@@ -329,23 +378,38 @@ class Administration(Inspection):
 
     @action("prune histories", "instance", "", "older_than")
     async def prune_histories(
-        self, *, older_than: float, dry_run: bool = False, progress: PruneProgress = no_progress
+        self,
+        *,
+        older_than: float,
+        instance_id: str | None = None,
+        dry_run: bool = False,
+        progress: PruneProgress = no_progress,
     ) -> int:
         """Remove the histories of former executions, in steps as `prune` does.
 
         A former execution ended with ``continue_as_new`` or with a reset, more than ``older_than`` seconds ago.
         Instances continue, and keep the history of their present execution.
 
+        Args:
+            older_than: seconds since the end of an execution, by the database's clock; 0: all former ones.
+            instance_id: only of this instance; None: of all.
+            dry_run: change nothing.
+            progress: called after each step with the number of executions so far.
+
         Returns:
             The number of executions whose history was removed, or would be.
 
         Raises:
-            InvalidInput: the age is out of range.
+            InvalidInput: the age is out of range, or the id is refused.
         """
         check_age("older_than", older_than)
+        if instance_id is not None:
+            check_id(instance_id, "instance id")
         executions, more = 0, True
         while more:
-            pruned = await retry(partial(self._provider.prune_histories, older_than, dry_run=dry_run))
+            pruned = await retry(
+                partial(self._provider.prune_histories, older_than, instance_id=instance_id, dry_run=dry_run)
+            )
             executions, more = executions + pruned.executions, pruned.limit_reached
             progress(executions)
         return executions

@@ -15,18 +15,21 @@ from typing import Any, Final, Self, TypeVar, cast
 import anyio
 
 from affinity.actions import ACTORS
+from affinity.around import around
 from affinity.async_block import AsyncBlock
 from affinity.batching import batches
 from affinity.client.calls import retry, unknown_instance
 from affinity.client.changes import Changes, ChangeScope
+from affinity.client.middleware import CallOperation, ClientCall, ClientMiddleware
 from affinity.client.parts import ClientPart, ClientServices
 from affinity.client.replies import Replies
 from affinity.errors import ClientError, InvalidOptions, ProviderError
 from affinity.limits import check_id
-from affinity.provider import open_provider
+from affinity.orchestration.middleware import check_middleware
+from affinity.payloads import Blobs, PayloadCodec, check_blobs, check_codec, open_coded
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
 from affinity.provider.hint_sender import HintSender
-from affinity.tasks import BackgroundTask, check_loop, close_dropped
+from affinity.tasks import BackgroundTask, check_loop, close_dropped, run_in_thread
 from affinity.user_code import refuse_in_orchestration
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -39,6 +42,7 @@ GROWTH: Final = 1.5
 EARLY: Final = 0.25
 """Share of its delay by which a poll may come early, so that many instances are polled together."""
 
+T = TypeVar("T")
 P = TypeVar("P", bound=ClientPart)
 
 LookUp = Callable[[Sequence[str]], Awaitable[Sequence[InstanceInfo | None]]]
@@ -50,6 +54,11 @@ IsAwaited = Callable[[InstanceInfo], bool]
 def has_ended(info: InstanceInfo) -> bool:
     """Return whether the instance has ended, well or not."""
     return info.status in FINISHED
+
+
+def has_ended_for_good(info: InstanceInfo) -> bool:
+    """Return whether the instance has ended, and no start waits for that."""
+    return info.status in FINISHED and info.next is None
 
 
 @dataclass(slots=True, eq=False)
@@ -187,9 +196,21 @@ def _parts_of(client: type) -> list[type[ClientPart]]:
 class ClientBase(AsyncBlock):
     """An open provider, with the tasks that run beside the calls. For the event loop that has opened it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: PayloadCodec | None = None,
+        blobs: Blobs | None = None,
+        middleware: Sequence[ClientMiddleware] = (),
+    ) -> None:
         refuse_in_orchestration("a Client")
+        for function in middleware:
+            check_middleware(function)
+        self._middleware = tuple(middleware)
         self._url = url
+        self._codec = check_codec(codec)
+        self._blobs = check_blobs(blobs)
         self._given: Provider | None = None
         self._stack: AsyncExitStack | None = None
 
@@ -198,27 +219,56 @@ class ClientBase(AsyncBlock):
         if self._stack is not None:
             raise ClientError("the client is open already: use it, or make another Client for another `async with`")
         async with AsyncExitStack() as stack:
-            self._loop = asyncio.get_running_loop()
-            self._opened = self._given
-            if self._opened is None:
-                self._opened = await open_provider(
-                    self._url, application_name="affinity client", one_connection=True, as_client=True
+            provider = self._given
+            if provider is None:
+                provider = await open_coded(
+                    self._url,
+                    self._codec,
+                    self._blobs,
+                    application_name="affinity client",
+                    one_connection=True,
+                    as_client=True,
                 )
-                stack.push_async_callback(self._opened.aclose)
-            self._hints = HintSender(self._opened)
-            self._waiters = Waiters(partial(_look_up, self._opened))
-            self._changes = Changes(self._opened.watch_changes)
-            services = ClientServices(provider=self._opened, hints=self._hints, changes=self._changes)
-            self._parts = {kind: kind(services) for kind in _parts_of(type(self)) if kind.is_wanted(self._opened)}
-            self._replies = Replies(self._opened, self._hints)
-            stack.push_async_callback(self._hints.flush)
-            works = [part.run for part in (self._hints, self._waiters, self._changes, self._replies)]
-            works += [part.run for part in self._parts.values()]
-            background = BackgroundTask(partial(_run, works))  # without the client, which may be dropped open
-            stack.push_async_callback(background.join)
-            stack.callback(background.cancel)
+                stack.push_async_callback(provider.aclose)
+            self._begin_on(provider, stack)
             self._stack = stack.pop_all()
         return self
+
+    def _begin_on(self, provider: Provider, stack: AsyncExitStack) -> None:
+        """Begin the tasks that run beside the calls; the end of the stack ends them."""
+        self._loop, self._opened = asyncio.get_running_loop(), provider
+        self._hints = HintSender(provider)
+        self._waiters = Waiters(partial(_look_up, provider))
+        self._changes = Changes(provider.watch_changes)
+        services = ClientServices(provider=provider, hints=self._hints, changes=self._changes)
+        self._parts = {kind: kind(services) for kind in _parts_of(type(self)) if kind.is_wanted(provider)}
+        self._replies = Replies(provider, self._hints)
+        stack.push_async_callback(self._hints.flush)
+        works = [part.run for part in (self._hints, self._waiters, self._changes, self._replies)]
+        works += [part.run for part in self._parts.values()]
+        background = BackgroundTask(partial(_run, works))  # without the client, which may be dropped open
+        stack.push_async_callback(background.join)
+        stack.callback(background.cancel)
+
+    def _open_given(self) -> None:
+        """Open it on the provider that it was given, without waiting, as a worker does for its activities."""
+        assert self._given is not None
+        stack = AsyncExitStack()
+        self._begin_on(self._given, stack)
+        self._stack = stack
+
+    async def _run_call(
+        self,
+        operation: CallOperation,
+        names: Sequence[str],
+        ids: Sequence[str | None],
+        function: Callable[[], Awaitable[T]],
+    ) -> T:
+        """Make a call with the middleware around it."""
+        if not self._middleware:
+            return await function()
+        call = ClientCall(operation=operation, names=names, ids=ids)
+        return cast(T, await around(self._middleware, call, partial(_awaited, function), run_in_thread)())
 
     async def __aexit__(self, *error: object) -> None:
         if self._stack is None:
@@ -303,6 +353,10 @@ class ClientBase(AsyncBlock):
         if info is None:
             raise unknown_instance(instance_id)
         return info
+
+
+async def _awaited(function: Callable[[], Awaitable[T]]) -> T:
+    return await function()
 
 
 async def _look_up(provider: Provider, instance_ids: Sequence[str]) -> Sequence[InstanceInfo | None]:

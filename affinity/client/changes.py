@@ -20,6 +20,7 @@ import anyio
 from affinity.errors import ClientError, ProviderError
 from affinity.limits import MAX_BATCH
 from affinity.provider.contract import ChangeWatch, merge_changes
+from affinity.redaction import redacted
 from affinity.tasks import check_loop
 
 logger: logging.Logger = logging.getLogger("affinity.client")
@@ -232,7 +233,7 @@ class Changes:
                         await self._receive(watch)
                     self._ready.clear()
                 except ProviderError as error:
-                    logger.debug("no hints of changes: %s", error)
+                    logger.debug("no hints of changes: %s", redacted(error))
                     self._ready.set()
                     await anyio.sleep(SAFETY_SECONDS * random.uniform(1.0, 1.25))  # noqa: S311 -- not a secret
                     self._poll(asyncio.get_running_loop().time())

@@ -7,8 +7,9 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 from pydantic_core import to_json
@@ -18,8 +19,11 @@ from affinity.actions import action
 from affinity.batching import batches
 from affinity.client.activities import Activity
 from affinity.client.administration import Administration
-from affinity.client.background import IsAwaited, has_ended
+from affinity.client.background import IsAwaited, has_ended, has_ended_for_good
 from affinity.client.calls import check_delivery, check_timeout, retry, retry_on, unknown_instance
+from affinity.client.exports import keep_named_blobs
+from affinity.client.inspection import InstanceConditions
+from affinity.client.middleware import ClientMiddleware
 from affinity.client.registered import RegisteredCalls
 from affinity.client.requests import (
     IfEnded,
@@ -27,6 +31,7 @@ from affinity.client.requests import (
     Start,
     Started,
     StartOutcome,
+    StartTiming,
     encoded_input,
     name_of,
     new_cancellation,
@@ -36,26 +41,29 @@ from affinity.client.requests import (
     start_of,
 )
 from affinity.client.starts import PendingStart, refusal_of
+from affinity.client.values import WantedValue, read_values, wait_value
 from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
 from affinity.client.waits import NotedWait
 from affinity.errors import Explanation
 from affinity.limits import MAX_PAGE, check_id
-from affinity.orchestration.codec import Codec
+from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.definitions import MISSING, one_input
+from affinity.orchestration.gates import DEFAULT_PRIORITY, HasLimitUse
+from affinity.orchestration.overlap import IfRunning
 from affinity.orchestration.typed import EventValue, ExternalEvent, event_name
-from affinity.provider import open_provider
+from affinity.payloads import Blobs, PayloadCodec, open_coded
 from affinity.provider.contract import (
     FINISHED,
     NO_QUOTAS,
     Delivery,
     InstanceInfo,
     MessageKey,
+    NewInstance,
     NewMessage,
     Provider,
-    Restart,
 )
-from affinity.records import SessionStore
+from affinity.records import Labels, SessionStore, raise_unreadable
 from affinity.session.manager import SessionManager
 from affinity.session.stores import RetryingStore
 from affinity.telemetry import INSTANCE_ATTRIBUTE
@@ -69,27 +77,47 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class StartOptions(TypedDict, total=False):
+def _accept_all(_: object) -> bool:
+    return True
+
+
+class StartOptions(StartTiming, total=False):
     """Options of `Client.start`."""
 
     instance_id: str | None
     version: str | None
-    session_id: str | None
-    if_ended: IfEnded
+    for_session: str | None
+    if_ended: IfEnded | None
     force: bool
 
 
 class KernelClient(Administration, RegisteredCalls):
     """The calls of the kernel; `affinity.Client` has those of the guests too."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: PayloadCodec | None = None,
+        blobs: Blobs | None = None,
+        middleware: Sequence[ClientMiddleware] = (),
+    ) -> None:
         """Create a client of the database at ``url``, which is opened on entry.
 
+        Args:
+            url: see `affinity.provider.open_provider`.
+            codec: encodes the payloads, as the workers of the database do; by default what ``AFFINITY_CODEC`` names.
+            blobs: the blob store of the database (`affinity.blobs.Blobs`); by default what ``AFFINITY_BLOBS`` names.
+            middleware: functions ``(call, next)``, with a `ClientCall`, around each start, event, ask and input of a
+                conversation; the first one is the outermost. See `App.middleware`.
+
         Raises:
+            InvalidOptions: ``codec`` is none; on entry, when ``AFFINITY_CODEC`` cannot be imported.
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: on entry, as `affinity.provider.open_provider`.
             ClientError: on entry, when this object is open already.
+            InvalidApp: a middleware is not a function of two arguments.
         """
-        super().__init__(url)
+        super().__init__(url, codec=codec, blobs=blobs, middleware=middleware)
 
     @classmethod
     def from_provider(cls, provider: Provider) -> Self:
@@ -118,8 +146,16 @@ class KernelClient(Administration, RegisteredCalls):
         *,
         instance_id: str | None = None,
         version: str | None = None,
-        session_id: str | None = None,
-        if_ended: IfEnded = "return",
+        for_session: str | None = None,
+        if_ended: IfEnded | None = None,
+        delay: float | timedelta = 0.0,
+        at: datetime | None = None,
+        priority: int = DEFAULT_PRIORITY,
+        limits: Sequence[HasLimitUse] = (),
+        debounce: float | timedelta | None = None,
+        max_wait: float | timedelta | None = None,
+        if_running: IfRunning | None = None,
+        labels: Labels | None = None,
         force: bool = False,
     ) -> Handle[Any]:
         """Start an instance; for the id of an instance of the same orchestration, return that instance. The
@@ -130,27 +166,67 @@ class KernelClient(Administration, RegisteredCalls):
             input: its input.
             instance_id: makes the call idempotent. By default a random one.
             version: by default the latest that the first worker registers.
-            session_id: that the instance works for: in the logs and spans of its whole tree of calls, given to code as
-                ``ctx.session_id``, inherited by sub-orchestrations, listed and filtered by. Nothing runs on that
-                session by itself. An instance that was there keeps its own, unless it is restarted.
-            if_ended: what to do when the instance of this id has ended, with success or without. "return": return it as
-                it is. "fail": raise `InstanceFinished`. "restart": begin a new generation of it with this input,
-                version and session, in one transaction; of calls that race, one restarts it. The history of the former
-                generation stays readable as an earlier execution, and is kept as long as one. No activity, event,
-                key or child of the former generation reaches the new one, which has no parent.
+            for_session: id of the session that it works for: shown in logs, spans and lists, given to code as
+                ``ctx.session_id``, and inherited by sub-orchestrations. Activities do not run there because of it: that
+                is ``.on_session(id)``. An instance that was there keeps its own, unless it is restarted.
+            if_ended: what to do when the instance of this id has ended, with success or without. "return", the default:
+                return it as it is. "fail": raise `InstanceFinished`. "restart": begin a new generation of it with this
+                input, version and session, in one transaction; of calls that race, one restarts it. The history of the
+                former generation stays readable as an earlier execution, and is kept as long as one. No activity,
+                event, key or child of the former generation reaches the new one, which has no parent.
             force: by name, also with an input that the code of no live worker takes.
+            delay: seconds until it begins, or a timedelta; by the database's clock, as ``at``. Until then it is
+                "pending" (`Instance.starts_at`). Events and asks that are sent to it wait with it. A request to cancel
+                ends it immediately, and none of its code runs.
+            at: begins at this time, which has a time zone; one that is over counts as now. Not together with ``delay``.
+            priority: from 0, the default, to `limits.MAX_PRIORITY`. Of instances that could begin, those of a greater
+                priority do first; one more counts as much as an hour of waiting (`limits.PRIORITY_SECONDS`).
+            limits: `affinity.Limit` objects, or keys of them. It begins when it has a place at each of them, which it
+                keeps until it ends, over each ``continue_as_new``.
+            debounce: seconds; with an ``instance_id``. It begins when no other start of this id has come for so long;
+                each one replaces the input, version, session and limits of the one before. When a worker has taken it,
+                ``if_running`` decides, which then is "queue_one" by default; ``if_ended`` is "restart" by default.
+            max_wait: with ``debounce``: seconds since the first of these starts, after which it begins anyway.
+            if_running: what to do when the instance of this id has not ended. "join", the default: return it as it is.
+                "queue_one": begin when it has ended, in one more run; a later such start replaces the input of that
+                run. "cancel": the same, and ask it to end. "fail": raise `InstanceRunning`. With "queue_one" and
+                "cancel", ``if_ended`` is "restart" by default. A worker begins the next run within about a second.
+            labels: texts by key, as in ``{"tenant": "acme"}``, by which `list_instances`, `count_instances`,
+                `cancel_instances` and `resume_instances` find it: `limits.MAX_LABELS` at most, bounded like ids.
+                Sub-orchestrations have them too, unless they are given others. `OrchestrationContext.set_labels`
+                changes them. An instance that was there keeps its own, unless it is restarted or replaced.
 
         A name that no live worker has code for is started too, with one warning in the log.
 
         Raises:
             InstanceExists: the id belongs to an instance of another orchestration, ended or not.
             InstanceFinished: it has ended, and ``if_ended`` is "fail".
+            InstanceRunning: it has not ended, and ``if_running`` is "fail".
             QuotaExceeded: the database has as many instances as it may have, or the input is larger than one may be.
-            InvalidInput: an id or the input is refused; the subclass is the reason.
+            InvalidOptions: too many labels; both ``delay`` and ``at``; one that is over ten years from now; ``at`` with
+                no time zone; ``debounce`` or ``if_running`` without an id, or ``debounce`` with a time, or above
+                ``max_wait``.
+            InvalidLimit: of ``limits``.
+            InvalidInput: an id, a label, the priority or the input is refused; the subclass is the reason.
             OrchestrationMisuse: an input is missing, or too much.
         """
         new: Callable[..., Start] = Start
-        start = new(orchestration, input, instance_id, version, session_id, if_ended)
+        start = new(
+            orchestration,
+            input,
+            instance_id,
+            version,
+            for_session,
+            if_ended,
+            delay=delay,
+            at=at,
+            priority=priority,
+            limits=limits,
+            debounce=debounce,
+            max_wait=max_wait,
+            if_running=if_running,
+            labels=labels,
+        )
         (handle,) = await self.start_many([start], force=force)
         return handle
 
@@ -164,8 +240,12 @@ class KernelClient(Administration, RegisteredCalls):
             QuotaExceeded: as by `start`; of more than `limits.MAX_BATCH`, the first ones may have been started.
         """
         wanted = list(starts)
+        names, ids = [name_of(start.orchestration) for start in wanted], [start.instance_id for start in wanted]
+        return await self._run_call("start", names, ids, lambda: self._start_all(wanted, force=force))
+
+    async def _start_all(self, wanted: Sequence[Start], *, force: bool) -> Sequence[Handle[Any]]:
         with client_span("start", *[name_of(start.orchestration) for start in wanted]) as span:
-            pending = [PendingStart(new_instance(start), start.if_ended) for start in wanted]
+            pending = [PendingStart(new_instance(start), start) for start in wanted]
             if len(pending) == 1:
                 span.set({INSTANCE_ATTRIBUTE: pending[0].new.instance_id})
             for start in () if force else wanted:
@@ -189,15 +269,17 @@ class KernelClient(Administration, RegisteredCalls):
         while left:
             free = [start for start in left if start.is_free]
             for batch in batches(free, _start_size):
-                created_now = await self._begin(self._provider.create_instance, [start.new for start in batch])
+                news = [start.new for start in batch]
+                created_now = await self._begin(self._provider.create_instance, news, news)
                 for start, created in zip(batch, created_now, strict=True):
                     start.outcome = "created" if created else None
-            ended = [(start, start.ended) for start in left if start.ended is not None]
-            for part in batches(ended, lambda pair: _start_size(pair[0])):
-                restarts = [Restart(new=start.new, ended=generation) for start, generation in part]
-                restarted = await self._begin(self._provider.restart_instance, restarts)
+            again = [(start, start.restart) for start in left if start.restart is not None]
+            for part in batches(again, lambda pair: _start_size(pair[0])):
+                restarts = [restart for _, restart in part]
+                news = [start.new for start, _ in part]
+                restarted = await self._begin(self._provider.restart_instance, restarts, news)
                 for (start, _), done in zip(part, restarted, strict=True):
-                    start.outcome = "restarted" if done else None
+                    start.tried(is_done=done)
             left = [start for start in left if not start.is_settled]
             ids = list(dict.fromkeys(start.new.instance_id for start in left))
             found = {info.instance_id: info for batch in batches(ids) for info in await self._look_up(batch) if info}
@@ -206,11 +288,13 @@ class KernelClient(Administration, RegisteredCalls):
             left = [start for start in left if not start.is_settled]
 
     async def _begin(
-        self, verb: Callable[[Sequence[T]], Awaitable[Sequence[bool]]], batch: Sequence[T]
+        self, verb: Callable[[Sequence[T]], Awaitable[Sequence[bool]]], batch: Sequence[T], news: Sequence[NewInstance]
     ) -> Sequence[bool]:
         """Create or restart instances; return for each whether it was."""
         begun = await retry(partial(verb, batch))
         if any(begun):
+            if any(done and new.gate is not None for done, new in zip(begun, news, strict=True)):
+                await self._open_gates()
             self._hints.notify_all()
         return begun
 
@@ -328,6 +412,19 @@ class KernelClient(Administration, RegisteredCalls):
         if not isinstance(event, EventValue):
             raise errors.InvalidOptions(f"ask takes an event with its data, as in Message(data), not {event!r}")
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        ask = partial(self._ask, instance_id, event, key=key, start=start, timeout=timeout, force=force)
+        return await self._run_call("ask", [event.event.name], [instance_id], ask)
+
+    async def _ask(
+        self,
+        instance_id: str,
+        event: EventValue[R],
+        *,
+        key: str,
+        start: Started[Any] | None,
+        timeout: float | None,
+        force: bool,
+    ) -> R:
         asked = MessageKey(instance_id, key)
         wanted = None if start is None else start_of(start, instance_id)
         name = None if wanted is None else new_instance(wanted).name
@@ -343,7 +440,7 @@ class KernelClient(Administration, RegisteredCalls):
                     if wanted is not None:
                         state = await self._replies.look_up(asked, name=name)
                         if state is None or (state.status in FINISHED and not state.is_known):
-                            await self.start_many([wanted], force=force)
+                            await self._start_all([wanted], force=force)
                     delivery = await self._replies.send(message)
                     await self._check_delivery(instance_id, delivery)
                     if delivery == "delivered":
@@ -365,13 +462,17 @@ class KernelClient(Administration, RegisteredCalls):
             ConnectionLost: some may have been sent. It is retried when all of them have keys.
         """
         wanted = list(events)
+        names, ids = [event_name(event.name) for event in wanted], [event.instance_id for event in wanted]
+        return await self._run_call("raise", names, ids, lambda: self._raise_all(wanted, force=force))
+
+    async def _raise_all(self, wanted: Sequence[ExternalEvent], *, force: bool) -> Sequence[Delivery]:
         with client_span("raise", *[event_name(event.name) for event in wanted]) as span:
             messages = [new_event(event) for event in wanted]
             if len(messages) == 1:
                 span.set({INSTANCE_ATTRIBUTE: messages[0].instance_id})
             if not force:
                 await self._check_events(wanted)
-            parts = batches(messages, lambda message: len(message.payload))
+            parts = batches(messages, _message_size)
             return [delivery for batch in parts for delivery in await self._send(batch)]
 
     @action("cancel", "instance", "instance_id", "reason")
@@ -384,6 +485,36 @@ class KernelClient(Administration, RegisteredCalls):
         """
         (delivery,) = await self._send([new_cancellation(instance_id, reason)])
         check_delivery(instance_id, delivery)
+
+    @action("cancel", "instance", "", "reason")
+    async def cancel_many(self, instance_ids: Iterable[str], reason: str = "") -> Sequence[Delivery]:
+        """Ask instances to end, in few round trips: return for each "delivered", "unknown" or "finished".
+
+        Raises:
+            InvalidId: an id is refused; nothing was sent.
+            ConnectionLost: some may have been asked.
+        """
+        messages = [new_cancellation(instance_id, reason) for instance_id in instance_ids]
+        return [delivery for batch in batches(messages, _message_size) for delivery in await self._send(batch)]
+
+    async def cancel_instances(self, *, cancel_reason: str = "", **where: Unpack[InstanceConditions]) -> int:
+        """Ask the instances that meet conditions, and have not ended, to end; return how many were asked. It works in
+        steps, newest first: an interrupted call keeps its progress, and may be repeated. Instances that are started
+        meanwhile are not asked.
+
+        Args:
+            cancel_reason: that their code is given. ``reason`` is a condition: why an instance is suspended.
+            where: conditions but the status; see `list_instances`.
+
+        Raises:
+            InvalidInput: see `list_instances`; or a status is among the conditions, or there is no condition.
+            ConnectionLost: some may have been asked.
+        """
+
+        async def ask(batch: Sequence[str]) -> int:
+            return sum(delivery == "delivered" for delivery in await self.cancel_many(batch, cancel_reason))
+
+        return await self._change_each("cancel_instances", where, ("pending", "running", "suspended"), ask)
 
     async def _send(self, batch: Sequence[NewMessage]) -> Sequence[Delivery]:
         # Contention changed nothing; after a lost connection, another try could duplicate an event without a key.
@@ -417,13 +548,16 @@ class KernelClient(Administration, RegisteredCalls):
         """
         return await self._wait_decoded(instance_id, timeout, Codec(type, "output of the instance"))
 
-    async def _wait_decoded(self, instance_id: str, timeout: float | None, codec: Codec | None) -> Any:
+    async def _wait_decoded(
+        self, instance_id: str, timeout: float | None, codec: Codec | None, is_awaited: IsAwaited = has_ended
+    ) -> Any:
         """`wait`, with the output read by ``codec``; None: as plain JSON values."""
-        info = await self._ended(instance_id, timeout)
+        info = await self._ended(instance_id, timeout, is_awaited)
         if info.status == "failed":
             raise errors.OrchestrationFailed(*error_of(info))
         if info.status == "cancelled":
             raise errors.OrchestrationCancelled(error_of(info).message)
+        raise_unreadable(info.output)
         return instance_of(info).output if codec is None else codec.decode(info.output or "null")
 
     async def wait_finished(self, instance_id: str, timeout: float | None = None) -> Instance:
@@ -462,10 +596,75 @@ class KernelClient(Administration, RegisteredCalls):
         awaited = partial(_has_changed, changed_from)
         return instance_of(await self._until(instance_id, timeout, awaited, "has not changed"))
 
-    async def _ended(self, instance_id: str, timeout: float | None) -> InstanceInfo:
+    async def values(self, instance_id: str) -> dict[str, Any]:
+        """Return the values that the instance has set (`OrchestrationContext.values`), by key, as plain JSON values.
+
+        Raises:
+            UnknownInstance: no instance has this id.
+            InvalidId: the id is refused.
+        """
+        check_id(instance_id, "instance id")
+        return {key: read_json(text) for key, text in (await read_values(self._provider, instance_id)).items()}
+
+    @overload
+    async def wait_value(
+        self, instance_id: str, key: str, *, accepts: Callable[[Any], bool] = ..., timeout: float | None = ...
+    ) -> Any: ...
+    @overload
+    async def wait_value(
+        self,
+        instance_id: str,
+        key: str,
+        type: TypeForm[T],
+        *,
+        accepts: Callable[[T], bool] = ...,
+        timeout: float | None = ...,
+    ) -> T: ...
+    async def wait_value(
+        self,
+        instance_id: str,
+        key: str,
+        type: Any = Any,
+        *,
+        accepts: Callable[[Any], bool] = _accept_all,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return a value of an instance once it is set, and accepted.
+
+        ::
+
+            progress = await client.wait_value("import-7", "progress", int, accepts=lambda percent: percent >= 50)
+
+        Values that follow each other quickly may be passed over: the latest is returned.
+
+        Args:
+            instance_id: the instance; it follows ``continue_as_new``.
+            key: of the value.
+            type: of the value; anything that pydantic knows.
+            accepts: return whether this value is the awaited one. Default: any.
+            timeout: seconds; None: forever.
+
+        Raises:
+            NoValue: the instance has ended without it.
+            WaitTimeout: it has not come.
+            UnknownInstance: no instance has this id, or it was deleted or started again meanwhile.
+            NotSerializable: the value is not of the type.
+        """
+        check_id(instance_id, "instance id")
+        check_id(key, "key of a value")
+        check_timeout(timeout)
+        wanted = WantedValue(key, None if type is Any else Codec(type, f"value {key!r}"), accepts)
+        with anyio.move_on_after(timeout):
+            async with self._changes_of(instance_id) as change:
+                return await wait_value(self._provider, instance_id, wanted, change)
+        raise await self._wait_timeout(
+            instance_id, f"instance {instance_id!r} has not set the awaited value {key!r} within {timeout:g} s"
+        )
+
+    async def _ended(self, instance_id: str, timeout: float | None, is_awaited: IsAwaited = has_ended) -> InstanceInfo:
         with client_span("wait", sends=False) as span:
             span.set({INSTANCE_ATTRIBUTE: instance_id})
-            return await self._until(instance_id, timeout, has_ended, "has not ended")
+            return await self._until(instance_id, timeout, is_awaited, "has not ended")
 
     async def _until(
         self, instance_id: str, timeout: float | None, is_awaited: IsAwaited, otherwise: str
@@ -494,12 +693,16 @@ class KernelClient(Administration, RegisteredCalls):
     @property
     def session_store(self) -> SessionStore:
         """The records of session state in this database; see `open_store`."""
-        return retrying_store(self._open_provider.states, self._loop, "client")
+        return retrying_store(self._open_provider, self._loop, "client")
 
     @property
     def session_manager(self) -> SessionManager:
         """Lists, shows, deletes, prunes, exports and imports these records."""
         return SessionManager(self.session_store)
+
+
+def _message_size(message: NewMessage) -> int:
+    return len(message.payload)
 
 
 def _start_size(one: PendingStart) -> int:
@@ -521,7 +724,8 @@ class Handle(Generic[R]):
     """An instance that was started, now or earlier, with the client's calls for it.
 
     ``outcome`` says what its start did: "created"; "running", when the instance was there and has not ended (it may be
-    suspended); "ended", when it was there and has ended; "restarted".
+    suspended); "ended", when it was there and has ended; "restarted"; "replaced", when it waited to begin and its input
+    was replaced; "queued", when this start begins after its end: `wait` waits for that run.
     """
 
     instance_id: str
@@ -531,7 +735,8 @@ class Handle(Generic[R]):
 
     async def wait(self, timeout: float | None = None) -> R:
         """Wait until it has ended, and return the result; see `Client.wait`."""
-        return cast(R, await self._client._wait_decoded(self.instance_id, timeout, self._result))
+        awaited = has_ended_for_good if self.outcome == "queued" else has_ended
+        return cast(R, await self._client._wait_decoded(self.instance_id, timeout, self._result, awaited))
 
     @overload
     async def raise_event(self, name: EventValue[Any], *, idempotency_key: str | None = ...) -> None: ...
@@ -568,9 +773,27 @@ class Handle(Generic[R]):
         """Return its status once it has changed; see `Client.wait_status`."""
         return await self._client.wait_status(self.instance_id, changed_from=changed_from, timeout=timeout)
 
+    async def values(self) -> dict[str, Any]:
+        """Return the values that it has set; see `Client.values`."""
+        return await self._client.values(self.instance_id)
+
+    @overload
+    async def wait_value(
+        self, key: str, *, accepts: Callable[[Any], bool] = ..., timeout: float | None = ...
+    ) -> Any: ...
+    @overload
+    async def wait_value(
+        self, key: str, type: TypeForm[T], *, accepts: Callable[[T], bool] = ..., timeout: float | None = ...
+    ) -> T: ...
+    async def wait_value(
+        self, key: str, type: Any = Any, *, accepts: Callable[[Any], bool] = _accept_all, timeout: float | None = None
+    ) -> Any:
+        """Return a value once it is set, and accepted; see `Client.wait_value`."""
+        return await self._client.wait_value(self.instance_id, key, type, accepts=accepts, timeout=timeout)
+
     async def explain(self) -> Explanation | None:
-        """Return the reason why it waits; see `Client.explain`."""
-        return await self._client.explain(self.instance_id)
+        """Return the reason why it waits; see `Client.explain`. With the outcome "queued": why that start waits."""
+        return await self._client._explain(self.instance_id, queued=self.outcome == "queued")
 
     async def executions(self, *, limit: int = 100, before: int | None = None) -> Sequence[ExecutionSummary]:
         """Return its executions, newest first; see `Client.executions`."""
@@ -586,7 +809,9 @@ class Handle(Generic[R]):
 
 
 @asynccontextmanager
-async def open_store(url: str) -> AsyncIterator[SessionStore]:
+async def open_store(
+    url: str, *, codec: PayloadCodec | None = None, blobs: Blobs | None = None
+) -> AsyncIterator[SessionStore]:
     """Open the store of session records in the database at ``url``, for scripts and web handlers.
 
     ::
@@ -596,17 +821,26 @@ async def open_store(url: str) -> AsyncIterator[SessionStore]:
 
     Calls are repeated as a `Client` does: for a bounded time, and only where that does no harm.
 
+    Args:
+        url: see `affinity.provider.open_provider`.
+        codec: encodes the states, as the workers of the database do; by default what ``AFFINITY_CODEC`` names.
+        blobs: the blob store of the database; by default what ``AFFINITY_BLOBS`` names.
+
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.provider.open_provider`.
+        InvalidOptions: it is no codec, or ``AFFINITY_CODEC`` cannot be imported.
     """
-    provider = await open_provider(url, application_name="affinity store", one_connection=True)
+    provider = await open_coded(url, codec, blobs, application_name="affinity store", one_connection=True)
     try:
-        yield retrying_store(provider.states, asyncio.get_running_loop(), "store")
+        yield retrying_store(provider, asyncio.get_running_loop(), "store")
     finally:
         await provider.aclose()
 
 
-def retrying_store(store: SessionStore, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
-    """Return the store, with its calls repeated as a `Client` does; for the event loop that has opened ``what``."""
+def retrying_store(provider: Provider, loop: asyncio.AbstractEventLoop, what: str) -> SessionStore:
+    """Return the records of a database, with calls repeated as a `Client` does; for the event loop that has opened
+    ``what``.
+    """
     call = partial(retry_on, loop, what)
-    return RetryingStore(store, reading=call, writing=partial(call, idempotent=False))
+    keep = partial(keep_named_blobs, provider)
+    return RetryingStore(provider.states, reading=call, writing=partial(call, idempotent=False), keep_named=keep)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
 
 from pydantic_core import to_json
 
-from affinity.errors import NotSerializable
+from affinity.batching import batches
+from affinity.blob import digests_in
+from affinity.client.calls import retry
+from affinity.errors import AccessDenied, NotSerializable
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.exported import head
 from affinity.orchestration.wire import without_trace
+from affinity.payloads import vault_of
 from affinity.provider.contract import HistoryCursor, HistoryPage, InstanceInfo
 from affinity.provider.history import history_pages
+
+logger: Final = logging.getLogger("affinity.client")
 
 
 async def document_parts(
@@ -31,6 +40,28 @@ async def document_parts(
                 separator = ",\n"
         yield "\n]}"
     yield "\n]}\n"
+
+
+async def keep_named_blobs(provider: Any, exported: Iterable[str | bytes]) -> None:
+    """Keep the blobs that a part of an export names, also when no row names them. If this user may not write, log that
+    they are not kept.
+
+    Raises:
+        ProviderError: the database fails.
+        BlobStoreFailed: the blob store does.
+    """
+    found = set().union(*(digests_in(part if isinstance(part, str) else part.decode("latin-1")) for part in exported))
+    keep = getattr(provider, "keep_exported_blobs", None)
+    if not found or keep is None:
+        return
+    try:
+        for batch in batches(sorted(found)):
+            await retry(partial(keep, batch))
+    except AccessDenied:
+        logger.warning("an export names %d blobs, and this user may not keep them: they go with their rows", len(found))
+        return
+    if (vault := vault_of(provider)) is not None:
+        await retry(partial(vault.use, found))  # a collection that did not see the export must see this
 
 
 def _checked(text: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypedDict, Unpack, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_args
 
 import anyio
 
@@ -16,7 +16,7 @@ from affinity.client.activities import Activity, ActivityList
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
 from affinity.client.conditions import conditions_of
-from affinity.client.exports import document_parts
+from affinity.client.exports import document_parts, keep_named_blobs
 from affinity.client.moves import follow_moves
 from affinity.client.views import (
     ExecutionSummary,
@@ -47,6 +47,7 @@ from affinity.limits import (
     SCRAPE_COUNT,
     check_condition,
     check_id,
+    check_labels,
     check_limit,
 )
 from affinity.orchestration.codec import read_json
@@ -59,16 +60,19 @@ from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
     InstanceFilter,
+    InstanceSize,
     InstanceStatus,
     MoveFilter,
     MoveReason,
     Quotas,
     SessionInfo,
     SessionMove,
+    SessionUse,
     WorkerDemand,
     WorkerInfo,
 )
-from affinity.records import copied
+from affinity.records import Labels, copied
+from affinity.redaction import redacted
 
 _READINGS: Final = 3
 """Attempts to read the activities of an execution that does not end meanwhile."""
@@ -77,6 +81,10 @@ logger: logging.Logger = logging.getLogger("affinity.client")
 
 EXPLAIN_SECONDS: Final = 3.0
 """Seconds for which a wait whose time is over reads the reason, at most."""
+
+
+InstanceOrder: TypeAlias = Literal["started", "-started"]
+"""The order of a listing of instances: by the time of their start, oldest or newest first."""
 
 
 class InstanceConditions(TypedDict, total=False):
@@ -93,15 +101,26 @@ class InstanceConditions(TypedDict, total=False):
     reason: str | None
     """The reason for which they are suspended: `Suspension.error_type`."""
     session_id: str | None
-    """The session id with which they, or their parents, were started."""
+    """The session for which they, or their parents, were started."""
     version: str | None
     """Version of the orchestration."""
+    labels: Labels | None
+    """They have all of these labels."""
     created_since: datetime | None
     """Begun at this time or later; with a time zone."""
     created_before: datetime | None
     """Begun before this time."""
     most: int | None
-    """It looks at so many of the newest ones, and leaves out others: no index has names, versions and all statuses."""
+    """Look at so many of the first ones, up to `limits.MAX_COUNT`: no index has names, versions and all statuses. With
+    labels, or only rare statuses, these are the first that have them.
+    """
+
+
+class InstanceSelection(InstanceConditions, total=False):
+    """The instances to list, and their order."""
+
+    sort: InstanceOrder
+    """By the time of their start: ``"-started"``, the default: newest first; ``"started"``: oldest first."""
 
 
 class MoveConditions(TypedDict, total=False):
@@ -111,6 +130,21 @@ class MoveConditions(TypedDict, total=False):
     worker_id: str | None
     """From this worker or to it."""
     reason: MoveReason | None
+
+
+def filter_of(where: Mapping[str, Any], conditions: type = InstanceSelection) -> InstanceFilter:
+    """Return the filter of these conditions.
+
+    Raises:
+        InvalidInput: see `Inspection.list_instances`.
+    """
+    checked = conditions_of(where, conditions)
+    if "labels" in checked:
+        checked["labels"] = check_labels(checked["labels"])
+    if "most" in checked:
+        check_limit(checked["most"], MAX_COUNT, "most")
+    oldest_first = checked.pop("sort", "-started") == "started"
+    return InstanceFilter(**checked, oldest_first=oldest_first)
 
 
 class Inspection(ClientBase):
@@ -127,6 +161,20 @@ class Inspection(ClientBase):
         """
         return instance_of(await self._present(instance_id))
 
+    async def measure(self, instance_id: str) -> InstanceSize:
+        """Return what the database keeps of an instance: events, messages, queued work and values, with their bytes. It
+        reads all of it.
+
+        Raises:
+            UnknownInstance: no instance has this id.
+            InvalidId: the id is refused.
+        """
+        check_id(instance_id, "instance id")
+        size = await retry(partial(self._provider.measure_instance, instance_id))
+        if size is None:
+            raise unknown_instance(instance_id)
+        return size
+
     async def explain(self, instance_id: str) -> Explanation | None:
         """Return the reason why an instance waits: a sentence and a code; None: it has ended. Reads its
         history, its queued work and the workers, and the same of the instance that it waits for.
@@ -135,8 +183,12 @@ class Inspection(ClientBase):
             UnknownInstance: no instance has this id.
             InvalidId: the id is refused.
         """
+        return await self._explain(instance_id)
+
+    async def _explain(self, instance_id: str, *, queued: bool = False) -> Explanation | None:
+        """As `explain`; ``queued``: of the start that waits for the end of the present run."""
         await self._present(instance_id)
-        return await retry(partial(explain, self._provider, instance_id))
+        return await retry(partial(explain, self._provider, instance_id, queued=queued))
 
     async def _wait_timeout(self, instance_id: str, message: str) -> WaitTimeout:
         """Return the error of a wait whose time is over, with the reason of the wait, if it is known in time."""
@@ -145,7 +197,7 @@ class Inspection(ClientBase):
             try:
                 found = await explain(self._provider, instance_id)
             except Exception as error:  # a row that cannot be read, too: the time is over in any case
-                logger.debug("what instance %s waits for is not known: %r", instance_id, error)
+                logger.debug("what instance %s waits for is not known: %r", instance_id, redacted(error))
         return WaitTimeout(message, found)
 
     def history(self, instance_id: str, *, execution_id: int | None = None, after: int = 0) -> Pages[HistoryRecord]:
@@ -189,7 +241,7 @@ class Inspection(ClientBase):
         at most `limits.MAX_BATCH_BYTES` are read at a time.
 
         Raises:
-            UnknownInstance, InvalidInput: see `export_history`; at the first piece or at the last.
+            UnknownInstance, InvalidInput, BlobStoreFailed: see `export_history`; at any piece.
         """
         info = await self._present(instance_id)
         kept = [row.execution_id async for row in self._iter_executions(instance_id) if row.event_count]
@@ -197,18 +249,20 @@ class Inspection(ClientBase):
         if not wanted:
             which = "" if execution_id is None else f" of execution {execution_id}"
             raise InvalidInput(f"instance {instance_id!r} has no events{which}")
-        async for part in document_parts(info, wanted, self._read_page):
+        async for part in document_parts(info, wanted, self._export_page):
             yield part
         if (await self._present(instance_id)).generation != info.generation:
             raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: export it again")
 
     async def export_history(self, instance_id: str, *, execution_id: int | None = None) -> dict[str, Any]:
         """Return the history of an instance as a JSON document, with its payloads, for `affinity.testing.replay`: all
-        executions that are kept, or only one. `affinity history ID --export FILE` writes the same.
+        executions that are kept, or only one. `affinity history ID --export FILE` writes the same. The blobs that it
+        names are kept, as by `Client.keep_blobs`.
 
         Raises:
             UnknownInstance: no instance has this id, or it was replaced meanwhile.
             InvalidInput: the id is refused, or there are no events.
+            BlobStoreFailed: the blob store fails.
         """
         parts = [part async for part in self.iter_export(instance_id, execution_id=execution_id)]
         return cast(dict[str, Any], read_json("".join(parts)))
@@ -221,6 +275,11 @@ class Inspection(ClientBase):
             return rows, rows[-1].execution_id if len(rows) == MAX_PAGE else None
 
         return PageIterator(read, 0)
+
+    async def _export_page(self, at: HistoryCursor) -> HistoryPage:
+        page = await self._read_page(at)
+        await keep_named_blobs(self._provider, page.events)
+        return page
 
     async def _read_page(self, at: HistoryCursor) -> HistoryPage:
         (page,) = await retry(partial(self._provider.read_history, [at]))
@@ -301,31 +360,39 @@ class Inspection(ClientBase):
 
         Args:
             limit: where each count of the queues stops, from 1 to `limits.MAX_COUNT`.
-            every_instance: count all instances, by pages; False: only the first `limits.SCRAPE_COUNT`, by id.
+            every_instance: count all instances, by pages; False: of each status at most `limits.SCRAPE_COUNT`, which
+                takes milliseconds in a large database; `WorkStatistics.at_least` has the statuses with more.
 
         Raises:
             InvalidInput: a limit out of range.
         """
         check_limit(limit, MAX_COUNT)
         queues = await retry(partial(self._provider.measure_queues, limit))
+        if not every_instance:
+            found = await retry(partial(self._provider.count_statuses, SCRAPE_COUNT))
+            return copied(WorkStatistics, queues, instances=found.counts, at_least=found.at_least)
         page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT))
         counts: Counter[InstanceStatus] = Counter(page.counts)
-        while every_instance and page.after is not None:
+        while page.after is not None:
             page = await retry(partial(self._provider.count_instances, SCRAPE_COUNT, after=page.after))
             counts.update(page.counts)
         instances = {status: counts[status] for status in get_args(InstanceStatus)}
-        return copied(WorkStatistics, queues, instances=instances, counted_all=page.after is None)
+        return copied(WorkStatistics, queues, instances=instances, at_least=())
 
-    def list_instances(self, **where: Unpack[InstanceConditions]) -> Pages[Instance]:
-        """List instances, newest first.
+    def list_instances(self, **where: Unpack[InstanceSelection]) -> Pages[Instance]:
+        """List instances, newest first, as in ``list_instances(labels={"tenant": "acme"}, status="failed")``.
+
+        A page takes the time of its length by one label, by parent, by session and by each of the statuses "suspended",
+        "failed" and "cancelled", and by time; other conditions are looked up in the rows that these give.
 
         Args:
-            where: conditions; see `affinity.client.inspection.InstanceConditions`.
+            where: conditions; see `affinity.client.inspection.InstanceSelection`.
 
         Raises:
-            InvalidInput: a condition or a status that does not exist, or a text that no store can keep.
+            InvalidInput: a condition, a status or an order that does not exist, a label that is refused, or a text
+                that no store can keep.
         """
-        filtered = InstanceFilter(**conditions_of(where, InstanceConditions))
+        filtered = filter_of(where)
 
         async def read(after: str | None, limit: int) -> Page[Instance]:
             wanted = filtered if after is None else replace(filtered, after=read_cursor(after))
@@ -336,6 +403,24 @@ class Inspection(ClientBase):
             )
 
         return Pages(read)
+
+    async def count_instances(self, **where: Unpack[InstanceConditions]) -> Mapping[InstanceStatus, int]:
+        """Count the instances that meet conditions, by status: of each status that any of them has. It works in steps,
+        so that the numbers of a large database are of slightly different moments.
+
+        Args:
+            where: conditions; see `list_instances`. Without any, all instances are counted.
+
+        Raises:
+            InvalidInput: see `list_instances`.
+        """
+        wanted: InstanceFilter | None = filter_of(where, InstanceConditions)
+        counts: Counter[InstanceStatus] = Counter()
+        while wanted is not None:
+            page = await retry(partial(self._provider.count_matching, wanted, SCRAPE_COUNT))
+            counts.update(page.counts)
+            wanted = None if page.after is None else replace(wanted, after=page.after)
+        return {status: counts[status] for status in get_args(InstanceStatus) if counts[status]}
 
     # -- sessions and workers
 
@@ -408,6 +493,21 @@ class Inspection(ClientBase):
         if found.now is None and not found.holdings:
             raise SessionNotFound(f"no worker has held the session {session_id!r}, as far as is known")
         return found
+
+    async def session_uses(self, session_id: str, *, limit: int = 100) -> Sequence[SessionUse]:
+        """Return what uses a session now: the waits that hold it, the activities that run on it or are queued for it,
+        and the orchestrations that watch its moves; each with its instance. Work that waits at a limit is left out.
+
+        Args:
+            session_id: the session.
+            limit: uses of each kind at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: the id is refused, or a limit out of range.
+        """
+        check_limit(limit)
+        check_id(session_id, "session id")
+        return await retry(partial(self._provider.list_session_uses, session_id, limit=limit))
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """Return all workers by id, alive or not. The sessions that each holds are counted while the database has

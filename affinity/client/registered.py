@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from affinity.batching import batches
 from affinity.client.background import ClientBase
 from affinity.client.calls import retry
+from affinity.client.middleware import ClientMiddleware
 from affinity.client.misfits import find_misfit
 from affinity.errors import NotRegistered, NotSerializable, ProviderError
 from affinity.explain.names import ORCHESTRATIONS, described, is_registered
@@ -26,6 +27,7 @@ from affinity.orchestration.app import version_order
 from affinity.orchestration.schemas import NO_INPUT
 from affinity.orchestration.typed import ExternalEvent, encode_raised, event_name
 from affinity.orchestration.waits import check_event_name
+from affinity.payloads import Blobs, PayloadCodec
 from affinity.provider.contract import InstanceInfo, Provider, RegisteredCode
 from affinity.records import frozen
 
@@ -86,9 +88,19 @@ class _KnownCode:
 class RegisteredCalls(ClientBase):
     """Calls about what workers have code for."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: PayloadCodec | None = None,
+        blobs: Blobs | None = None,
+        middleware: Sequence[ClientMiddleware] = (),
+    ) -> None:
+        super().__init__(url, codec=codec, blobs=blobs, middleware=middleware)
         self._code = _KnownCode()
+
+    async def _open_gates(self) -> None:
+        """Let instances begin that have room at their gates. A guest does it; a worker does it later."""
 
     async def registered(self, kind: str = ORCHESTRATIONS) -> Sequence[RegisteredFunction]:
         """What workers have code for, by name and version, with JSON Schemas of what it takes: for a form, or a check.

@@ -20,6 +20,7 @@ from typing import Final
 from affinity.client.views import error_of
 from affinity.errors import InvalidInput, NotSerializable
 from affinity.orchestration import events as ev
+from affinity.orchestration.gates import gate_of
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
@@ -29,8 +30,17 @@ from affinity.orchestration.wire import (
     encode_message,
     encode_task,
 )
-from affinity.provider.contract import FINISHED, InstanceInfo, NewMessage, NewWorkItem, Reset, SessionWatch, WorkKey
-from affinity.records import frozen
+from affinity.provider.contract import (
+    FINISHED,
+    InstanceInfo,
+    NewMessage,
+    NewWorkItem,
+    Reset,
+    SessionWatch,
+    ValueWrite,
+    WorkKey,
+)
+from affinity.records import Labels, frozen, raise_unreadable
 
 _FROM_OUTSIDE: Final = (ev.OrchestrationStarted, ev.EventRaised, ev.CancelRequested)
 _SCHEDULED: Final = (ev.ActivityScheduled, ev.TimerCreated, ev.SubOrchestrationScheduled)
@@ -135,9 +145,10 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         for n, event in outstanding.items()
         if isinstance(event, ev.TimerCreated)
     ]
+    labels = _labels_at(cut, info)
+    started = [event for event in (*cut.kept, cut.again, *cut.rest) if isinstance(event, ev.OrchestrationStarted)]
     statuses = [event.value for event in cut.kept if isinstance(event, ev.CustomStatusSet)]
-    whole = (*cut.kept, cut.again, *cut.rest)
-    carried = [event.custom_status for event in whole if isinstance(event, ev.OrchestrationStarted)]
+    carried = [event.custom_status for event in started]
     return Reset(
         instance_id=me,
         generation=info.generation,
@@ -147,7 +158,7 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         history=[encode_event(ev.ExecutionReset(cut.lineage))],
         messages=[*inputs, *timers, *_cancellations(me, cut, children)],
         work_items=[
-            _work_item(WorkKey(me, run, n), event, info)
+            _work_item(WorkKey(me, run, n), event, info, labels)
             for n, event in outstanding.items()
             if isinstance(event, ev.ActivityScheduled)
         ],
@@ -158,7 +169,47 @@ def build_reset(info: InstanceInfo, cut: Cut, children: Mapping[str, InstanceInf
         ],
         # Without its start, no code has run since the reset before, which has set the status.
         custom_status=(carried + statuses)[-1] if carried else info.custom_status,
+        labels=labels,
+        values=_values_at(cut, is_first=not any(event.continued for event in started)),
     )
+
+
+def _values_at(cut: Cut, *, is_first: bool) -> list[ValueWrite]:
+    """The values of the instance at the cut, as changes of those that it has now.
+
+    A value that only the later events have set is removed if the execution is the first since the start or restart of
+    the instance, or a reset of it. Otherwise a former execution may have left another one, which nothing has recorded,
+    and it stays.
+    """
+    known: dict[str, str | None] = {}
+    was_cleared = False
+    for event in cut.kept:
+        match event:
+            case ev.ValueSet() | ev.ValueRead():
+                known[event.key] = event.value
+            case ev.ValuesCleared():
+                known, was_cleared = {}, True
+    for event in cut.rest:
+        if isinstance(event, ev.ValueRead):
+            known.setdefault(event.key, event.value)
+        elif isinstance(event, ev.ValueSet) and is_first:
+            known.setdefault(event.key, None)
+    cleared = [ValueWrite(None)] if was_cleared or (is_first and any(map(_sets_values, cut.rest))) else []
+    return [*cleared, *(ValueWrite(key, value) for key, value in known.items())]
+
+
+def _sets_values(event: ev.Event) -> bool:
+    return isinstance(event, ev.ValueSet | ev.ValuesCleared)
+
+
+def _labels_at(cut: Cut, info: InstanceInfo) -> Labels | None:
+    """The labels of the instance at the cut. Without its start, no code has run since the reset before, which has set
+    them.
+    """
+    whole = (*cut.kept, cut.again, *cut.rest)
+    started = [event.labels for event in whole if isinstance(event, ev.OrchestrationStarted)]
+    later = [event.labels for event in cut.kept if isinstance(event, ev.LabelsSet)]
+    return [*started, *later][-1] if started else info.labels
 
 
 def _message(me: str, run: int, event: ev.Event) -> NewMessage:
@@ -189,9 +240,13 @@ def _step_before(events: Sequence[ev.Event | None], number: int) -> int:
     return max((n for n, event in enumerate(events[:number]) if type(event) in ev.INPUTS), default=0)
 
 
-def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) -> NewWorkItem:
+def _work_item(
+    key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo, labels: Labels | None = None
+) -> NewWorkItem:
     assert info.version is not None  # pinned by the turn that has scheduled the activity
-    payload = encode_task(activity_task(event, info.session_id, info.name, info.version, info.generation))
+    payload = encode_task(
+        activity_task(event, info.session_id, info.name, info.version, info.generation, labels=labels)
+    )
     return NewWorkItem(
         key=key,
         name=event.name,
@@ -201,6 +256,7 @@ def _work_item(key: WorkKey, event: ev.ActivityScheduled, info: InstanceInfo) ->
         tag=event.tag,
         takeover_after=event.wait,
         fail_after=event.fail_after,
+        gate=gate_of(event.limits, event.priority),
     )
 
 
@@ -223,6 +279,7 @@ def _recorded_answer(schedule_id: int, child_id: str, cut: Cut) -> ev.Event:
 
 def _outcome(schedule_id: int, child: InstanceInfo) -> ev.Event:
     if child.status == "completed":
+        raise_unreadable(child.output)
         return ev.SubOrchestrationCompleted(schedule_id, child.output or "null")
     kind: ev.ChildFailureKind = "cancelled" if child.status == "cancelled" else "failed"
     return ev.SubOrchestrationFailed(schedule_id, kind, *error_of(child))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ from affinity.provider.contract import (
     TreeMember,
     WorkItemState,
 )
-from affinity.records import ActivityRun, copied
+from affinity.records import ActivityRun, Labels, copied
 
 ExecutionStatus: TypeAlias = InstanceStatus | Literal["continued", "ended"]
 """The current execution has the status of its instance. A former one was ``"continued"`` as new, or has ``"ended"``: a
@@ -63,6 +63,9 @@ class Instance:
     updated_at: datetime
     suspension: Suspension | None  # why it waits for an operator or for other code
     session_id: str | None = None  # that it was started with, or its parent
+    starts_at: datetime | None = None  # while it is pending: when it begins, if it was started with a delay
+    labels: Labels = field(default_factory=dict)  # by which it is found
+    has_next: bool = False  # a start waits for its end: ``if_running`` of `Client.start`
     error_details: ErrorDetails | None = None  # of ``error``: its category, bases and fields
     error_stack: str = ""  # of ``error``: where it was raised, as `affinity.errors.ReportedError.stack`
 
@@ -131,7 +134,7 @@ class WorkStatistics:
     oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
     oldest_message: float | None
     waiting_sessions: int  # that have work and no holder, among as many activities as the limit
-    counted_all: bool = True  # False: there are more instances than ``instances`` counts
+    at_least: Collection[InstanceStatus] = ()  # statuses of which there are, or may be, more instances than that
 
 
 def instance_of(info: InstanceInfo) -> Instance:
@@ -140,6 +143,7 @@ def instance_of(info: InstanceInfo) -> Instance:
     return copied(
         Instance,
         info,
+        has_next=info.next is not None,
         custom_status=_decoded(info.custom_status),
         output=_decoded(info.output),
         error=None if error is None else Failure(error.error_type, error.message),

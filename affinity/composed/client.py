@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from affinity.audit.client import AuditCalls
+from affinity.blobs.client import BlobCalls
 from affinity.conversation.client import ConversationCalls
+from affinity.flow.client import LimitCalls
 from affinity.schedules.client import ScheduleCalls
+from affinity.trends.client import TrendCalls
 
 
-class Client(ConversationCalls, AuditCalls, ScheduleCalls):
+class Client(ConversationCalls, AuditCalls, BlobCalls, LimitCalls, ScheduleCalls, TrendCalls):
     """Starts orchestrations, sends them events and waits for them, through the database.
 
     ::

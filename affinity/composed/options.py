@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from affinity.audit.options import AuditOptions
 from affinity.conversation.options import ConversationOptions
+from affinity.trends.options import TrendOptions
 from affinity.worker.options import KernelOptions
 
 
-class RuntimeOptions(KernelOptions, AuditOptions, ConversationOptions):
+class RuntimeOptions(KernelOptions, AuditOptions, ConversationOptions, TrendOptions):
     """The options of a worker. Durations are seconds.
 
     Raises:

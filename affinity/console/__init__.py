@@ -9,6 +9,8 @@ requests      what a request must have: origin, token, a user; headers of answer
 pages         what each page reads, by subject
 payloads      values of the application: redacted, pretty, cut
 callbacks     functions of the application: who may what, what is redacted
+links         to logs and traces, by addresses of the operator
+times         relative, or exact in the zone of the address
 rendering     templates, in which all stored text is hostile
 strip         the bars of a session's life
 gantt         the time axis of an instance, or of a wake

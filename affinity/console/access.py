@@ -23,6 +23,7 @@ Action: TypeAlias = Literal[
     "release",  # sessions
     "move",  # sessions to another worker
     "drain",  # workers; also to end a drain
+    "limit",  # change, pause and resume limits
     "schedule",  # pause, resume and trigger schedules
 ]
 """What a user may do."""

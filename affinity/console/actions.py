@@ -18,6 +18,7 @@ from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance
 from affinity.guests import modules
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.console")
 
@@ -59,7 +60,7 @@ async def _do(client: Client, name: str, verb: Verb, form: Form, access: Access)
     try:
         outcome = await verb.run(client, form)
     except AffinityError as error:
-        logger.warning("%r: %s %r was refused: %r", access.user, name, target, error)
+        logger.warning("%r: %s %r was refused: %r", access.user, name, target, redacted(error))
         await record_refusal(name, verb.target, target, error)
         raise
     logger.info("%r: %s %r: %s", access.user, name, target, outcome)

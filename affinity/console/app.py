@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+import json
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -22,21 +28,43 @@ from affinity.composed.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.callbacks import call_async, check_result
-from affinity.console.pages import Page, menu, pages
-from affinity.console.pages.base import Pieces, Query, Silence
+from affinity.console.links import Links
+from affinity.console.pages import Page, menu, pages, waiting
+from affinity.console.pages.base import Pieces, Query, Silence, Waiting
 from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
 from affinity.console.recent import SECONDS, Recent
 from affinity.console.rendering import render, static_file, static_version
 from affinity.console.requests import COOKIE, HEADERS, Refused, new_secret, read_form, token_of
+from affinity.console.times import FIELD, keep_choice, to_last_choice, zone_of
+from affinity.redaction import redacted
 
-LIVE_SILENCE: Final = 15.0
-"""Seconds after which a live update without a change says that it is alive."""
+logger: logging.Logger = logging.getLogger("affinity.console")
+
+LATE_SECONDS: Final = 2.0
+"""Seconds after which a live page is told that the database has not answered."""
 
 MAX_LIVE: Final = 500
 """Live pages that are open; a further one is refused."""
 
-_Read: TypeAlias = tuple[dict[str, Any], Payloads]
+NO_LINKS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a page has read."""
+
+    values: dict[str, Any]
+    payloads: Payloads
+    waiting: Mapping[str, Waiting]  # by the path of a page in the menu
+    began: float  # by the clock of the event loop: the first of its statements
+    made_at: datetime
+
+    @property
+    def age(self) -> float:
+        """Seconds since its first statement."""
+        return asyncio.get_running_loop().time() - self.began
+
 
 _STATUS: Final = {
     errors.InvalidInput: 400,
@@ -44,6 +72,7 @@ _STATUS: Final = {
     errors.UnknownConversation: 404,
     errors.UnknownEntry: 404,
     errors.UnknownWorker: 404,
+    errors.UnknownLimit: 404,
     errors.UnknownSchedule: 404,
     errors.SessionNotFound: 404,
     errors.ClientError: 409,
@@ -58,6 +87,7 @@ def create(
     access: AccessFunction = read_only,
     redact: Redact = show_all,
     origins: Collection[str] = (),
+    links: Mapping[str, str] = NO_LINKS,
 ) -> Console:
     """The console as an ASGI application, to mount in another one behind its login.
 
@@ -72,8 +102,13 @@ def create(
         redact: is given each value of the application before it is shown; see `affinity.console.Redact`.
         origins: of pages whose forms are taken, as a browser names them, if a proxy changes the header Host:
             ``["https://ops.example"]``.
+        links: addresses of other systems by the text of their link, with names in braces, as in ``{"logs":
+            "https://logs.example/?q={instance_id}&from={since}"}``; the names are in `affinity.console.links.NAMES`.
+
+    Raises:
+        InvalidOptions: an address of a link is not absolute, or has a name that does not exist.
     """
-    return Console(database, access, redact, origins)
+    return Console(database, access, redact, origins, Links(links))
 
 
 class Console(ClosedBlock):
@@ -82,16 +117,19 @@ class Console(ClosedBlock):
     """
 
     def __init__(
-        self, database: str | Client, access: AccessFunction, redact: Redact, origins: Collection[str]
+        self, database: str | Client, access: AccessFunction, redact: Redact, origins: Collection[str], links: Links
     ) -> None:
+        self._links = links
         self._database, self._access, self._redact, self._origins = database, access, redact, origins
         self._opening = asyncio.Lock()
         self._client: Client | None = None if isinstance(database, str) else database
         self._recent = Recent[_Read]()
+        self._waiting = Recent[Mapping[str, Waiting]]()
         self._sources = {
             page.path: page.live(lambda: Payloads(redact)) for page in pages().values() if page.live is not None
         }
         self._live_pages = 0
+        self._is_ready = False
         routes = [Route(page.path, partial(self._page, page=page)) for page in pages().values()]
         app = Starlette(
             routes=[
@@ -100,7 +138,12 @@ class Console(ClosedBlock):
                 Route("/do/{action}", self._do, methods=["POST"]),
                 Route("/static/{name}", self._static),
             ],
-            exception_handlers={errors.AffinityError: self._error, 404: self._error, 405: self._error},
+            exception_handlers={
+                errors.AffinityError: self._error,
+                404: self._error,
+                405: self._error,
+                Exception: self._error,  # it is raised again, for the log of the server
+            },
         )
         self._app = _Headers(app)
 
@@ -130,6 +173,21 @@ class Console(ClosedBlock):
         if client is not None and client is not self._database:
             await client.__aexit__(None, None, None)
 
+    async def is_ready(self) -> bool:
+        """Whether the console has read the database. It stays ready when the database does not answer later: then its
+        pages say so.
+        """
+        if not self._is_ready:
+            with suppress(TimeoutError, errors.AffinityError), anyio.fail_after(LATE_SECONDS):
+                await self._recent.get(("ready",), self._read_once)
+                self._is_ready = True
+        return self._is_ready
+
+    async def _read_once(self) -> _Read:
+        client = await self._open()
+        await client.workers()
+        return _Read({}, Payloads(self._redact), {}, 0.0, datetime.now(UTC))
+
     async def _open(self) -> Client:
         async with self._opening:
             if self._client is None:
@@ -155,37 +213,60 @@ class Console(ClosedBlock):
         return await self._recent.get((page.path, *sorted(query.items())), partial(self._load, page, query))
 
     async def _load(self, page: Page, query: dict[str, str]) -> _Read:
-        payloads = Payloads(self._redact)
-        return await page.load(await self._open(), query, payloads), payloads
+        payloads, began, made_at = Payloads(self._redact), asyncio.get_running_loop().time(), datetime.now(UTC)
+        values = await page.load(await self._open(), query, payloads)
+        return _Read(values, payloads, await self._waiting.get((), self._count_waiting), began, made_at)
+
+    async def _count_waiting(self) -> Mapping[str, Waiting]:
+        return await waiting(await self._open())
 
     async def _page(self, request: Request, page: Page) -> Response:
         access = await self._allowed(request)
+        zone_of(request.query_params)  # refused before a stream begins
         if request.headers.get("accept") == "text/event-stream":
             if self._live_pages >= MAX_LIVE:
                 raise Refused(503, "too many live pages are open: close some")
             headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
             return StreamingResponse(self._live(request, page), media_type="text/event-stream", headers=headers)
+        if (redirect := to_last_choice(request)) is not None:
+            return redirect
         secret = request.cookies.get(COOKIE) or new_secret()
-        html = await self._render(request, page, access, secret)
+        read = await self._read(page, _query_of(request))
+        html = self._render(request, page, read, access, secret=secret, made_at=read.made_at)
         response = HTMLResponse(html, headers={"cache-control": "no-store", "vary": "accept"})
         if COOKIE not in request.cookies:
             path, secure = request.scope.get("root_path") or "/", request.url.scheme == "https"
             response.set_cookie(COOKIE, secret, path=path, httponly=True, samesite="lax", secure=secure)
+        keep_choice(request, response)
         return response
 
-    async def _render(self, request: Request, page: Page, access: Access, secret: str) -> str:
+    def _render(
+        self, request: Request, page: Page, read: _Read, access: Access, *, secret: str, made_at: datetime | None = None
+    ) -> str:
+        """The page; with ``made_at`` it says when it was made."""
         query = dict(request.query_params)
-        values, _ = await self._read(page, query)
-        frame = {**_frame(request), "page": page, "query_values": query, "access": access, "token": token_of(secret)}
-        return render(page.template, {"data": values, **frame})
+        values = {
+            "data": read.values,
+            **_frame(request),
+            "page": page,
+            "query_values": query,
+            "access": access,
+            "token": token_of(secret),
+            "links": self._links.of,
+            "waiting": read.waiting,
+            "made_at": made_at,
+        }
+        return render(page.template, values, zone_of(query))
 
     async def _live(self, request: Request, page: Page) -> AsyncIterator[str]:
         """Send the page each time that it is another one, and what its source sends between two reads."""
         self._live_pages += 1
         try:
-            async with self._follow(page, await self._open(), dict(request.query_params)) as pieces:
-                async for event in self._live_events(request, page, pieces):
-                    yield event
+            async for event in self._live_events(request, page):
+                yield event
+        except Exception as error:  # the browser would connect again, and again
+            logger.exception("the live page %s has failed", page.path, exc_info=redacted(error))
+            yield _event("gone")
         finally:
             self._live_pages -= 1
 
@@ -193,37 +274,46 @@ class Console(ClosedBlock):
         source = self._sources.get(page.path)
         return nullcontext(Silence()) if source is None else source.follow(client, query)
 
-    async def _live_events(self, request: Request, page: Page, pieces: Pieces) -> AsyncIterator[str]:
-        seen, silent = request.headers.get("last-event-id"), 0.0
-        while not await request.is_disconnected():
-            try:
-                access = await self._allowed(request)
-                html = await self._render(request, page, access, request.cookies.get(COOKIE, ""))
-            except errors.AffinityError as error:
-                if not isinstance(error, errors.ProviderError):
-                    yield "event: gone\ndata:\n\n"  # the browser loads the page, which says why
+    async def _live_events(self, request: Request, page: Page) -> AsyncIterator[str]:
+        """After each read the page, if it is another one, and "current" with the age of the read in seconds; "stale",
+        with the reason, while there is none; "gone" if the browser has to load the page, which says why.
+        """
+        query = _query_of(request)
+        seen, pieces = request.headers.get("last-event-id"), None
+        async with AsyncExitStack() as stack:
+            while not await request.is_disconnected():
+                try:
+                    with anyio.fail_after(LATE_SECONDS):
+                        access = await self._allowed(request)
+                        read = await self._read(page, query)
+                except TimeoutError:
+                    yield _event("stale", json.dumps("The database does not answer."))
+                except errors.ProviderError as error:
+                    yield _event("stale", json.dumps(_why_stale(error)))
+                except errors.AffinityError:
+                    yield _event("gone")
                     return
-                html = None
-            tag = seen if html is None else hashlib.sha256(html.encode()).hexdigest()[:16]
-            if html is not None and tag != seen:
-                seen, silent = tag, 0.0
-                lines = "".join([f"data: {line}\n" for line in html.splitlines()])
-                yield f"id: {tag}\n{lines}\n"
-            elif silent >= LIVE_SILENCE:
-                silent = 0.0
-                yield ": alive\n\n"
-            silent += SECONDS
-            async for piece in pieces.during(SECONDS):
-                yield piece
+                else:
+                    html = self._render(request, page, read, access, secret=request.cookies.get(COOKIE, ""))
+                    tag = hashlib.sha256(html.encode()).hexdigest()[:16]
+                    if tag != seen:
+                        seen = tag
+                        lines = "".join([f"data: {line}\n" for line in html.splitlines()])
+                        yield f"id: {tag}\n{lines}\n"
+                    yield _event("current", f"{read.age:.1f}")
+                    if pieces is None:
+                        pieces = await stack.enter_async_context(self._follow(page, await self._open(), query))
+                async for piece in (pieces or Silence()).during(SECONDS):
+                    yield piece
 
     async def _download(self, request: Request) -> Response:
         """A whole value of a page, as a file."""
         await self._allowed(request)
-        query = dict(request.query_params)
+        query = _query_of(request)
         page, part = pages().get(query.pop("page", "")), query.pop("part", "")
         if page is None:
             raise Refused(404, "there is no such page")
-        _, payloads = await self._read(page, query)
+        payloads = (await self._read(page, query)).payloads
         name = part if part == EXPORT else "value.json"
         headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
         return Response(payloads.whole(part).encode("utf-8", "replace"), media_type="text/plain", headers=headers)
@@ -234,6 +324,7 @@ class Console(ClosedBlock):
         form = await read_form(request, self._origins)
         back = await do(await self._open(), request.path_params["action"], form, access)
         self._recent.clear()
+        self._waiting.clear()
         path, _, query = back.partition("?")
         target = path if path in pages() else "/"
         return RedirectResponse(request.scope.get("root_path", "") + target + (query and f"?{query}"), 303)
@@ -250,8 +341,24 @@ class Console(ClosedBlock):
         status = getattr(error, "status", None) or getattr(error, "status_code", None)
         status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
         message = str(error) if isinstance(error, errors.AffinityError) else HTTPStatus(status).phrase
-        html = render("error.html", {**_frame(request), "status": status, "message": message})
+        again = status == HTTPStatus.SERVICE_UNAVAILABLE and request.method == "GET"
+        html = render("error.html", {**_frame(request), "status": status, "message": message, "again": again})
         return HTMLResponse(html, status, headers={"cache-control": "no-store"})
+
+
+def _event(name: str, data: str = "") -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {data}\n\n"
+
+
+def _why_stale(error: errors.ProviderError) -> str:
+    """Why a live page has not been read again, for its banner."""
+    return "The database does not answer." if error.retryable and not error.misconfigured else f"{error}"
+
+
+def _query_of(request: Request) -> dict[str, str]:
+    """The query of a page, without how it shows times: all browsers share one read."""
+    return {name: value for name, value in request.query_params.items() if name != FIELD}
 
 
 def _frame(request: Request) -> dict[str, Any]:

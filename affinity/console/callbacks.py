@@ -13,6 +13,7 @@ from cachetools import TTLCache
 
 from affinity.console.requests import Refused
 from affinity.errors import problem_of
+from affinity.redaction import redacted, redacted_text
 from affinity.tasks import call_here
 from affinity.user_code import call_sync
 
@@ -33,7 +34,7 @@ def call(name: str, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return call_sync(function, *args)
     except Exception as error:
-        raise _failed(name, problem_of(error)) from None
+        raise _failed(name, problem_of(redacted(error))) from None
 
 
 async def call_async(name: str, function: Callable[..., Awaitable[Any] | Any], *args: Any) -> Any:
@@ -45,7 +46,7 @@ async def call_async(name: str, function: Callable[..., Awaitable[Any] | Any], *
     try:
         return await call_here(function, *args)
     except Exception as error:
-        raise _failed(name, problem_of(error)) from None
+        raise _failed(name, problem_of(redacted(error))) from None
 
 
 def check_result(name: str, value: object, wanted: type) -> None:
@@ -55,7 +56,7 @@ def check_result(name: str, value: object, wanted: type) -> None:
         Refused: it is of another class.
     """
     if not isinstance(value, wanted):
-        raise _failed(name, f"it has returned {value!r:.80}, not an {wanted.__name__}")
+        raise _failed(name, f"it has returned {redacted_text(repr(value)):.80}, not an {wanted.__name__}")
 
 
 def _failed(name: str, problem: str) -> Refused:

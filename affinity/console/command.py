@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import secrets
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -13,11 +15,15 @@ from affinity.cli.shell import Shell, command, current_user
 from affinity.errors import InvalidOptions
 
 if TYPE_CHECKING:
+    from affinity.console import Console
     from affinity.console.serving import Login
 
 _ACTIONS: Final = [
     *("answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain", "schedule")
 ]
+
+VARIABLE: Final = "AFFINITY_CONSOLE_TOKEN"
+"""Environment variable with the token, where a file is hard to mount."""
 
 
 @command()
@@ -32,6 +38,7 @@ _ACTIONS: Final = [
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked.")
 @click.option("--root-path", default="", metavar="PATH", help="The prefix that a proxy takes away, as in /ops.")
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Of its pages, if a proxy changes Host.")
+@click.option("--link", "links", multiple=True, metavar="TEXT=URL", help="To logs or traces: https://…{instance_id}.")
 @click.option(
     "--log-format",
     type=click.Choice(get_args(LogFormat)),
@@ -44,7 +51,8 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
 
     It prints an address with a token that works once, on this machine. It only reads, unless --allow names what else
     users may do. To listen on another --host it needs one of --token-file, --basic-auth-file (both files readable by
-    their owner only), or --trust-header with --trusted-proxy; and --allow-host, the name in the address. It needs an
+    their owner only), a token in the environment variable AFFINITY_CONSOLE_TOKEN, or --trust-header with
+    --trusted-proxy; and --allow-host, the name in the address. Probes are answered at /live and /ready. It needs an
     extra: pip install 'affinity-workflows[console]'.
 
     Examples:
@@ -63,7 +71,8 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
         raise click.UsageError("--host: give --allow-host too, the name in the address that users type")
     configure_logging("info", log_format)
     token = secrets.token_urlsafe(32)
-    gate = serving.Gate(_application(shell, options), _login(options, token), hosts)
+    app = _application(shell, options)
+    gate = serving.Gate(app, _login(options, token), hosts, app.is_ready)
     config = serving.server_config(gate, options["host"], options["port"], options["root_path"].rstrip("/"))
     socket = serving.listen(options["host"], options["port"])
     name, port = (options["host"] if _is_local(options["host"]) else hosts[0]), socket.getsockname()[1]
@@ -73,7 +82,7 @@ def console(shell: Shell, *, log_format: LogFormat, **options: Any) -> None:
     uvicorn.Server(config).run([socket])
 
 
-def _application(shell: Shell, options: dict[str, Any]) -> Any:
+def _application(shell: Shell, options: dict[str, Any]) -> Console:
     from affinity.console import ALL, READ, Access, create, hide_payloads
     from affinity.console.payloads import show_all
     from affinity.console.serving import USER
@@ -84,7 +93,25 @@ def _application(shell: Shell, options: dict[str, Any]) -> Any:
         access=lambda request: Access(actions, request.scope[USER]),
         redact=hide_payloads if options["hide_payloads"] else show_all,
         origins=options["origins"],
+        links=_links(options["links"]),
     )
+
+
+def _links(pairs: Sequence[str]) -> dict[str, str]:
+    """Addresses by the text of their link.
+
+    Raises:
+        click.UsageError: an option has no text, or no address.
+    """
+    found = {}
+    for pair in pairs:
+        text, _, address = pair.partition("=")
+        if not text or not address:
+            raise click.UsageError(
+                f"--link {pair}: give TEXT=URL, as in 'logs=https://logs.example/?q={{instance_id}}'"
+            )
+        found[text] = address
+    return found
 
 
 def _login(options: dict[str, Any], token: str) -> Login:
@@ -105,6 +132,8 @@ def _login(options: dict[str, Any], token: str) -> Login:
         raise click.UsageError("--trust-header and --trusted-proxy need each other")
     if token_file:
         return serving.TokenLogin(serving.token_of_file(token_file), "token", once=False)
+    if (secret := os.environ.get(VARIABLE)) and not (passwords or header):
+        return serving.TokenLogin(serving.check_token(secret, VARIABLE), "token", once=False)
     if passwords:
         return serving.BasicLogin(serving.passwords_of_file(passwords))
     if header:
@@ -116,7 +145,8 @@ def _login(options: dict[str, Any], token: str) -> Login:
 
 
 def _is_default(options: dict[str, Any]) -> bool:
-    return not (options["token_file"] or options["basic_auth_file"] or options["trust_header"])
+    named = options["token_file"] or options["basic_auth_file"] or options["trust_header"]
+    return not (named or os.environ.get(VARIABLE))
 
 
 def _is_local(host: str) -> bool:

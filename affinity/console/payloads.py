@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from affinity.console.callbacks import call
+from affinity.console.stacks import Stack, stack_of
 from affinity.errors import UnknownEntry
 
 MAX_SHOWN: Final = 64 * 1024
@@ -23,15 +24,18 @@ Redact: TypeAlias = Callable[[str, str, Any], Any]
 its place. Kinds, with their names:
 
 - "input", "output", "custom_status" of an instance: the orchestration.
+- "value" that an instance has set: its key.
 - "error" of an instance or a wake: the orchestration, or the class of the error.
 - "event", fields of an event of a history: the activity or event, else the type of the entry.
 - "entry", "request" of a conversation: its kind.
 - "revisit", the note and the reason of a later wake, and "stream", what is said now: the kind of the conversation.
 - "detail", a name, a number or a reason in the audit log: its name there, such as "reason".
 - "state", the record of a session: its kind.
-- "sentence", what an instance, waiting work or a schedule waits for, which may name an error: its code, or the state of
-  the schedule.
+- "sentence", what an instance, waiting work or a schedule waits for, or why a limit is closed, which may name an error:
+  its code, the state of the schedule, or the name of the limit.
 """
+
+_OF_ERROR: Final = frozenset({"type", "message", "stack"})
 
 HIDDEN: Final = "(hidden)"
 
@@ -57,6 +61,7 @@ class Payload:
     part: str  # its name in the download of the page
     text: str
     cut: bool  # ``text`` is only the beginning
+    stack: Stack | None = None  # of an error, apart from its text
 
 
 class Payloads:
@@ -78,6 +83,18 @@ class Payloads:
         most = max(MIN_SHOWN, min(MAX_SHOWN, self._left))
         self._left -= min(most, len(text))
         return Payload(part, text[:most], len(text) > most)
+
+    def error(self, part: str, name: str, value: Mapping[str, Any]) -> Payload:
+        """An error for the page: ``type``, ``message`` and ``stack`` as text, and what else it has as JSON."""
+        shown = self.show(part, "error", name, dict(value))
+        found = self._parts[part]
+        if not isinstance(found, dict) or not isinstance(found.get("message"), str):
+            return shown  # redacted
+        rest = {key: each for key, each in found.items() if key not in _OF_ERROR and each not in (None, "", [], {}, ())}
+        text = f"{found.get('type', 'error')}: {found['message']}" + (f"\n{pretty(rest)}" if rest else "")
+        trace = found.get("stack")
+        stack = stack_of(trace[:MAX_SHOWN]) if isinstance(trace, str) and trace else None
+        return Payload(part, text[:MAX_SHOWN], len(text) > MAX_SHOWN, stack)
 
     def offer(self, part: str, text: Callable[[], str]) -> None:
         """A download of what the page does not show: it is made when it is asked for."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
@@ -26,6 +27,9 @@ SHORT: Final = 160
 
 LONGEST: Final = 128 * 1024
 """Characters of any text on a page."""
+
+_zone: ContextVar[tzinfo | None] = ContextVar("zone", default=None)
+"""Of exact times; None: times are relative."""
 
 _SUSPECT: Final = re.compile(r"[^\t\n\x20-\x7e]")
 _STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -50,16 +54,38 @@ def short(value: object, most: int = SHORT) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def count(number: int, more: bool = False) -> str:
+    """A number of things, with a plus if there are, or may be, more."""
+    return f"{number:,}{'+' if more else ''}"
+
+
 def exact(value: object) -> Markup:
     """The value of an input, which is sent back: escaped, and no other change."""
     return escape(str(value))
 
 
 def time_tag(at: datetime | None) -> Markup:
-    """A time: exact here, and by the script relative, with the exact time of the browser's zone as its title."""
+    """A time: in UTC, and by the script relative, with the time in the browser's zone as its title; exact in a zone if
+    the page is rendered for one.
+    """
     if at is None:
         return Markup("")
+    if (zone := _zone.get()) is not None:
+        return Markup('<time class="exact" datetime="{}">{}</time>').format(at.isoformat(), exact_time(at, zone))
     return Markup('<time datetime="{}">{}</time>').format(at.isoformat(), at.strftime("%Y-%m-%d %H:%M:%S UTC"))
+
+
+def exact_time(at: datetime, zone: tzinfo) -> str:
+    """A time to the millisecond with its offset, as logs have it."""
+    text = at.astimezone(zone).isoformat(sep=" ", timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z" if zone is UTC else text
+
+
+def clock_tag(at: datetime) -> Markup:
+    """A time of the day: exact here, and by the script in the browser's zone."""
+    return Markup('<time class="clock" datetime="{}">{}</time>').format(
+        at.isoformat(), at.strftime("%Y-%m-%d %H:%M UTC")
+    )
 
 
 def seconds(value: float | None) -> str:
@@ -81,6 +107,30 @@ def ago(value: float | None) -> Markup:
 def milliseconds(value: float | None) -> str:
     """A short duration, given in seconds."""
     return "" if value is None else f"{value * 1000:.1f} ms"
+
+
+def middle(value: object, most: int = 40) -> str:
+    """An id of a cell: its beginning and its end, which tell it from others."""
+    text = "" if value is None else str(value)
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[: most - 1 - half]}…{text[-half:]}"
+
+
+def one_line(text: str) -> str:
+    """The beginning of a text in one line, without the marks around a JSON object."""
+    line = " ".join(text[: 4 * SHORT].split())
+    return line.removeprefix("{ ").removesuffix(" }").replace('"', "")
+
+
+def counted(number: int, singular: str, plural: str, most: int | None = None) -> str:
+    """A number with its noun: "1 request", "1,200 requests"; with a plus sign from ``most`` on, where counts stop."""
+    more = "+" if most is not None and number >= most else ""
+    return f"{number:,}{more} {singular if number == 1 and not more else plural}"
+
+
+def words(value: str) -> str:
+    """A name of the code, such as a status, as words."""
+    return value.replace("_", " ")
 
 
 def query(**values: object) -> str:
@@ -120,18 +170,28 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
+        "count": count,
         "exact": exact,
         "short": short,
         "time": time_tag,
+        "clock": clock_tag,
         "seconds": seconds,
         "ago": ago,
         "ms": milliseconds,
         "color": color_of,
+        "middle": middle,
+        "one_line": one_line,
+        "words": words,
     }
-    made.globals |= {"query": query}
+    icon = files(__package__) / "static" / "icon.svg"
+    made.globals |= {"query": query, "counted": counted, "icon": Markup(icon.read_text(encoding="utf-8"))}  # noqa: S704 -- our own file
     return made
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
-    """The page; ``values`` are what the template names."""
-    return _environment().get_template(template).render(values)
+def render(template: str, values: Mapping[str, Any], zone: tzinfo | None = None) -> str:
+    """The page; ``values`` are what the template names. With ``zone`` it has exact times."""
+    token = _zone.set(zone)
+    try:
+        return _environment().get_template(template).render(values)
+    finally:
+        _zone.reset(token)

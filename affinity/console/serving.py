@@ -17,10 +17,10 @@ import re
 import socket
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import parse_qs, quote
 
 import anyio
@@ -76,6 +76,9 @@ MAX_ADDRESSES: Final = 1_000
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\s@/\\?#:\[\]]+)(:[0-9]*)?", re.IGNORECASE)
 
 
+Ready: TypeAlias = Callable[[], Awaitable[bool]]
+
+
 class Refusal(PlainTextResponse):
     """The answer to a request without a valid login. ``why`` is logged; empty: the user has not tried to log in."""
 
@@ -99,15 +102,24 @@ class Login(ABC):
 class Gate:
     """Lets requests to known hosts, of known users, through to the console."""
 
-    def __init__(self, app: ASGIApp, login: Login, hosts: Collection[str]) -> None:
-        """``hosts``: values of the header Host, without port, that are answered; empty: any."""
-        self._app, self._login, self._hosts = app, Attempts(login), hosts
+    def __init__(self, app: ASGIApp, login: Login, hosts: Collection[str], is_ready: Ready | None = None) -> None:
+        """Args:
+        app: the console.
+        login: how users prove who they are.
+        hosts: values of the header Host, without port, that are answered; empty: any.
+        is_ready: answers probes at ``/ready``, and there are some at ``/live``, for any host and without a login.
+        """
+        self._app, self._login, self._hosts, self._is_ready = app, Attempts(login), hosts, is_ready
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         request = Request(scope)
+        if self._is_ready is not None and scope["path"].removeprefix(_base_of(request)) in {"/live", "/ready"}:
+            is_well = scope["path"].endswith("/live") or await self._is_ready()
+            await PlainTextResponse("yes\n" if is_well else "no\n", 200 if is_well else 503)(scope, receive, send)
+            return
         if self._hosts and _host_of(request) not in self._hosts:
             why = f"it asks for the host {request.headers.get('host', '')!r:.80}"
             found: str | Response = Refusal(421, "this is not the name of the console: see --allow-host", why)
@@ -256,8 +268,6 @@ class ProxyLogin(Login):
             address = ipaddress.ip_address(text)
         except ValueError:  # a socket of the file system, or no address at all
             return False
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped  # of a server that listens on both
         return any(address in network for network in self._networks)
 
 
@@ -294,6 +304,8 @@ def listen(host: str, port: int) -> socket.socket:
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":  # all addresses, of both families, whatever the system's default
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         found.bind((host, port))
         found.listen(BACKLOG)
     except OSError as error:
@@ -348,7 +360,8 @@ def _token_in(request: Request) -> str:
 
 
 def _address_of(request: Request) -> str:
-    return "" if request.client is None else request.client.host
+    """The address of the client: an IPv4 address as such, also on a socket of both families."""
+    return "" if request.client is None else request.client.host.removeprefix("::ffff:")
 
 
 _LOGGED: Final[TTLCache[tuple[str, int], None]] = TTLCache(MAX_ADDRESSES, 1.0)
@@ -389,9 +402,17 @@ def token_of_file(path: str) -> str:
     Raises:
         InvalidOptions: as `read_secret_file`; or it is short.
     """
-    token = read_secret_file(path)
+    return check_token(read_secret_file(path), path)
+
+
+def check_token(token: str, source: str) -> str:
+    """Return a token that is long enough.
+
+    Raises:
+        InvalidOptions: it is short; the message names the source.
+    """
     if len(token) < MIN_TOKEN:
-        raise InvalidOptions(f"{path}: a token has {MIN_TOKEN} characters at least")
+        raise InvalidOptions(f"{source}: a token has {MIN_TOKEN} characters at least")
     return token
 
 

@@ -6,15 +6,15 @@ terminated, and the end of the conversation.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pydantic_core import from_json
-
 from affinity.conversation import events as ev
 from affinity.conversation import journal as j
+from affinity.conversation.admission import NO_GATE, WakeGates
+from affinity.conversation.client import info_of
 from affinity.conversation.events import kind_of, meta_of
 from affinity.conversation.kept_state import is_kept, is_of_step, put_last
 from affinity.conversation.kinds import ConversationKind, interrupt_message, start_of, terminate_message
@@ -28,7 +28,7 @@ from affinity.conversation.wake import Wake
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAGE, MAX_STEP_CHILDREN
 from affinity.orchestration import ActivityContext, RetryPolicy
-from affinity.records import SessionStore
+from affinity.records import SessionStore, parse_stored
 from affinity.session import OpenSession
 
 S = TypeVar("S")
@@ -71,6 +71,11 @@ class Runnable(LineageState, Protocol[S]):
         """Other kinds that tools may read."""
         ...
 
+    @property
+    def gates(self) -> WakeGates:
+        """The gates at which wakes wait."""
+        ...
+
     async def _handle(self, wake: Wake, state: S) -> None:
         """Run the handler."""
         ...
@@ -100,6 +105,8 @@ class Attempt(Generic[S]):
     number: int = field(init=False)
     writing: WakeWriting = field(init=False)
     delegations: list[Delegation] = field(init=False)
+    headers: Mapping[str, str] | None = field(init=False)
+    """The headers of the first input that has some."""
     children: ChildrenDone | None = None
     elapsed: float = 0.0
     """Seconds of the attempts that have failed, with the pauses."""
@@ -110,6 +117,7 @@ class Attempt(Generic[S]):
         self.spec = self.conversations.spec
         self.number = self.task.get("attempts", 0) + self.ctx.attempt
         self.metas: list[ev.EventMeta] = [meta_of(item.payload) for item in self.work.inputs]
+        self.headers = next((meta.headers for meta in self.metas if meta.headers), None)
         self.delegations = [*self.task.get("delegations", [])]
         self.delegations += [delegation_of(meta) for meta in self.metas if meta.delegation and not self._has(meta)]
         self.trace: Trace = Trace(f"{self.spec.name}.wake", self.number, self.ctx.worker_id)
@@ -194,6 +202,22 @@ class Attempt(Generic[S]):
         times += [revisit.delay for revisit in self.writing.revisits]
         times += [request.expires_in for request in self.writing.requests if request.expires_in is not None]
         return min(times, default=None)
+
+    async def _other_gate(self) -> str | None:
+        """Return the gate at which this wake should have waited; None: it has.
+
+        Raises:
+            InvalidLimit, InvalidInput, Exception: see `WakeGates.of`.
+        """
+        if self.task.get("gate_was_read"):
+            return None
+        gate = self.conversations.gates.fixed
+        if gate is None:
+            rows = await self.journals.list(j.JournalFilter(session_id=self.writing.session_id), 1)
+            if not rows:  # the journal was deleted in this moment: the commit finds out
+                return None
+            gate = self.conversations.gates.of(info_of(rows[0]))
+        return None if gate == self.task.get("gate", NO_GATE) else gate
 
     async def _interrupt_children(self) -> bool:
         """Interrupt the next children, if the last interrupt is for them too. Return whether more may be left."""
@@ -390,7 +414,9 @@ class Attempt(Generic[S]):
         me = self.writing.session_id
         query = j.JournalQuery(session_id=me, wake_id=wake_id, kinds=[IDLE], newest_first=True, limit=1)
         page = await self.journals.read(query)
-        return {key for entry in (page.entries if page else ()) for key in from_json(entry.payload).get("revisits", ())}
+        return {
+            key for entry in (page.entries if page else ()) for key in parse_stored(entry.payload).get("revisits", ())
+        }
 
     async def _end_children(self, cascade: bool) -> WakeOutcome:
         """Notify the parent that the conversation is terminated. With ``cascade`` terminate the children too."""

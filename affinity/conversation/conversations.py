@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, TypeAlias, TypedDict, TypeVar, Unpack, c
 
 from pydantic_core import to_json
 
+from affinity.conversation.admission import NO_GATE, WakeGates, WakeLimit, WakePriority, gates_of
 from affinity.conversation.client import ConversationCalls, ConversationConditions
 from affinity.conversation.events import EventTypes, JournalEntry, JournalEvent
 from affinity.conversation.handle import ConversationHandle
@@ -23,7 +24,8 @@ from affinity.conversation.runs import RunEnd, RunTask, report_end, run_task
 from affinity.conversation.scheduled import conditions_of, delivery_of, target_of
 from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
-from affinity.errors import InvalidApp, InvalidOptions
+from affinity.errors import InvalidApp, InvalidLimit, InvalidOptions
+from affinity.flow.declaring import declare_limits
 from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
 from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext, RetryPolicy
 from affinity.orchestration.definitions import Prefetch, is_async, refuse_other_context, refuse_unbound
@@ -91,7 +93,8 @@ class Conversations(Sessions[S]):
         *,
         kind: str | None = None,
         events: Iterable[type[JournalEvent]] = (),
-        limits: ConversationLimits | None = None,
+        limits: ConversationLimits | Iterable[ConversationLimits | WakeLimit] | None = None,
+        priority: WakePriority = 0,
         readable: Iterable[str] = (),
         rebuild: Rebuild[S] | None = None,
         **options: Unpack[SessionsOptions[S]],
@@ -102,14 +105,20 @@ class Conversations(Sessions[S]):
             state: the type of the state of each conversation; see `Sessions`.
             kind: of the conversations, and of the records of their state; by default the name of the type.
             events: kinds of events beside the built-in ones.
-            limits: bounds; see `ConversationLimits`.
+            limits: at which wakes wait, such as ``[model, tenant.by(lambda info: info.owner)]``: a wake begins when all
+                have room, and keeps its slots until it ends, or waits for its next attempt. Or bounds of each
+                conversation, `ConversationLimits`; or both, in one list.
+            priority: of the wakes, at their limits and among work that a worker may take: from 0 to
+                ``limits.MAX_PRIORITY``, the greatest first. Or a function of the conversation (`ConversationInfo`).
             readable: other kinds of conversations that tools may read (`Wake.read`).
             rebuild: returns the state that entries lead to, oldest first, for a fork from an earlier entry, and for a
                 summary; it may be async. Without it these begin with an initial state.
             options: the options of `Sessions`, but for ``store`` and ``auto_save``: the state commits with the journal.
 
         Raises:
-            InvalidOptions: see `Sessions`; or an event is not a class of events, or its kind is taken.
+            InvalidOptions: see `Sessions`; or an event is not a class of events, or its kind is taken; or the priority
+                is refused.
+            InvalidLimit: the limits are refused: one has keys, and neither a key nor a function is named.
         """
         if refused := options.keys() & {"store", "auto_save"}:
             raise InvalidOptions(f"{sorted(refused)[0]}: the state of a conversation commits with its journal")
@@ -120,9 +129,9 @@ class Conversations(Sessions[S]):
         self.max_cycles: int = DEFAULT_CYCLES
         self.wake_timeout: float | None = None
         self.readable: frozenset[str] = frozenset(check_id(name, "kind") for name in readable)
-        self.spec: ConversationKind = ConversationKind(
-            name=self.kind, types=EventTypes(events), limits=limits if limits is not None else ConversationLimits()
-        )
+        bounds, waits = _split_limits(limits)
+        self.gates: WakeGates = gates_of(waits, priority)
+        self.spec: ConversationKind = ConversationKind(name=self.kind, types=EventTypes(events), limits=bounds)
         self._app: KernelApp | None = None
         self._rebuild = rebuild
 
@@ -284,6 +293,7 @@ class Conversations(Sessions[S]):
 
     def _registered(self) -> KernelApp:
         app, spec, runner = KernelApp(self.kind), self.spec, WakeRunner(self)
+        declare_limits(app, self.gates.limits)
 
         @app.activity(name=spec.activity, prefetch=Prefetch(JournalWrite.guest, spec.limits.inputs))
         async def wake(ctx: ActivityContext, task: dict[str, Any]) -> dict[str, Any]:
@@ -291,7 +301,7 @@ class Conversations(Sessions[S]):
 
         @app.orchestration(name=spec.orchestration)
         async def conversation(ctx: OrchestrationContext, start: dict[str, Any]) -> None:
-            await Program(ctx, spec.activity, cast(Start, start)).run()
+            await Program(ctx, spec.activity, cast(Start, start), self.gates.fixed or NO_GATE).run()
 
         @app.orchestration(name=spec.run)
         async def run(ctx: OrchestrationContext, task: dict[str, Any]) -> None:
@@ -303,6 +313,23 @@ class Conversations(Sessions[S]):
 
         register_scheduled(app, spec)
         return app
+
+
+def _split_limits(given: object) -> tuple[ConversationLimits, list[object]]:
+    """Return the bounds of each conversation, and the limits at which wakes wait.
+
+    Raises:
+        InvalidLimit: it is neither, or has bounds twice.
+    """
+    if given is None or isinstance(given, ConversationLimits):
+        return given or ConversationLimits(), []
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise InvalidLimit(f"limits are ConversationLimits, or a list of limits such as [model], not {given!r:.80}")
+    limits = [*given]
+    bounds = [limit for limit in limits if isinstance(limit, ConversationLimits)]
+    if len(bounds) > 1:
+        raise InvalidLimit("limits have ConversationLimits twice: give them once")
+    return (*bounds, ConversationLimits())[0], [limit for limit in limits if not isinstance(limit, ConversationLimits)]
 
 
 def _check_handler(function: Handler[Any], description: str) -> None:

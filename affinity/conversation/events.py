@@ -24,9 +24,11 @@ from pydantic_core import from_json, to_json
 from affinity.conversation.journal import Entry
 from affinity.errors import InvalidId, InvalidInput, InvalidOptions, WakeMisuse, problem_of
 from affinity.field_words import DocWithFields, ModelType
+from affinity.headers import sent_headers
 from affinity.limits import MAX_EVENT_BYTES, MAX_KIND_BYTES, check_depth, check_id, check_payload
 from affinity.orchestration.codec import Codec
-from affinity.records import frozen
+from affinity.records import frozen, raise_unreadable
+from affinity.tracing import current_context
 from affinity.user_code import pass_interrupt
 
 Content: TypeAlias = str | list[dict[str, JsonValue]]
@@ -245,7 +247,11 @@ class ToolResult(JournalEvent):
 
 
 class RequestEvent(JournalEvent):
-    """Base of the requests: see `Wake.require`. An answer is an `AnswerEvent` of its kind."""
+    """Base of the requests: see `Wake.require`. An answer is an `AnswerEvent` of its kind.
+
+    The console shows three fields to the person who answers, if a class has them: ``title``; ``summary``, a sentence
+    about this request; and ``dangerous``, whether to look a second time before it is allowed.
+    """
 
 
 class ToolConfirmation(RequestEvent):
@@ -256,6 +262,9 @@ class ToolConfirmation(RequestEvent):
     tool_use_id: str = ""
     request_id: str = ""  # set by `Wake.require`
     call_key: str = ""  # of the call
+    title: str = ""  # of the tool, for the person who answers
+    summary: str = ""  # a sentence about the call
+    dangerous: bool = False  # whether to look a second time
     kind: Literal["agent.tool_confirmation"] = "agent.tool_confirmation"
 
 
@@ -269,6 +278,8 @@ class CustomToolUse(RequestEvent):
     message_id: str = ""
     request_id: str = ""  # set by `Wake.require`
     call_key: str = ""  # the key of the `ToolUse`
+    title: str = ""  # of the tool, for the person who gives the result
+    summary: str = ""  # a sentence about the call
     kind: Literal["agent.custom_tool_use"] = "agent.custom_tool_use"
 
 
@@ -550,6 +561,7 @@ class EventMeta(BaseModel):
     """Data that travels with an input, as its field ``_``. It does not belong to the event, and no client gives it."""
 
     trace: str | None = None  # trace context of the sender (`affinity.tracing`)
+    headers: dict[str, str] | None = None  # of the sender (`affinity.headers`)
     delegation: str | None = None  # id
     parent: str | None = None  # the conversation that delegates
     parent_kind: str | None = None
@@ -633,13 +645,18 @@ class EventTypes:
         return text if meta is NO_META else f'{text[:-1]},"_":{meta.model_dump_json(exclude_defaults=True)}}}'
 
     def decode(self, kind: str, payload: str) -> JournalEvent:
-        """Return the event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit."""
+        """Return the event of an entry; `UnknownEvent` when this code has no class for it, or it does not fit.
+
+        Raises:
+            PayloadUnreadable: the entry is encoded, and cannot be decoded.
+        """
         known = self._types.get(kind)
         if known is not None:
             try:
                 return known.model_validate_json(payload, by_alias=True, by_name=True)
             except BaseException as error:  # written by the code of another release, or its types are the application's
                 pass_interrupt(error)
+        raise_unreadable(payload)
         return UnknownEvent(kind=kind, data=_fields_of(payload))
 
     def read(self, entry: Entry) -> JournalEntry:
@@ -723,6 +740,14 @@ def check_output(event: JournalEvent, types: EventTypes) -> None:
 
 def _foreign(event: object) -> str:
     return f"{type(event).__name__} is no event of these conversations: name its class in events=[...]"
+
+
+def meta_of_sender(*, traced: bool = True) -> EventMeta:
+    """Return the `EventMeta` of an input that the calling code sends."""
+    trace, headers = current_context() if traced else None, sent_headers()
+    if trace is None and headers is None:
+        return NO_META
+    return EventMeta(trace=trace, headers=None if headers is None else dict(headers))
 
 
 def meta_of(payload: str) -> EventMeta:

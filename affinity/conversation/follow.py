@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any, Final, TypeAlias
 
-from pydantic_core import from_json
-
 from affinity import errors
 from affinity.async_block import ClosedBlock
 from affinity.client.changes import ChangeScope
@@ -29,11 +27,11 @@ from affinity.conversation.events import (
 from affinity.conversation.journal import Entry, JournalPage, JournalQuery, StreamCursor
 from affinity.conversation.journals import Journals
 from affinity.conversation.stream import Retracted, Streamed, ToolEnded, ToolStarted, read_part
-from affinity.errors import EntriesRemoved, UnknownConversation
+from affinity.errors import EntriesRemoved, NotSerializable, UnknownConversation
 from affinity.limits import MAX_PAGE, check_id
 from affinity.paging import read_with_async_for
 from affinity.provider.contract import FINISHED
-from affinity.records import frozen
+from affinity.records import frozen, parse_stored
 
 ATTEMPT_ENDS: Final = frozenset({kind_of(ConversationIdle), kind_of(ConversationStatusChanged)})
 """Kinds of the last entry of an attempt of a wake."""
@@ -125,9 +123,15 @@ def _identity(text: str) -> JournalIdentity:
 
 
 def fields_of(entry: Entry) -> dict[str, Any]:
-    """Return the fields of its event; empty if it cannot be read."""
+    """Return the fields of its event; empty if it is no JSON.
+
+    Raises:
+        NotSerializable: it is a `PayloadUnreadable`.
+    """
     try:
-        found = from_json(entry.payload)
+        found = parse_stored(entry.payload)
+    except NotSerializable:
+        raise
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
@@ -174,9 +178,11 @@ class PageReader:
             if at.wake_id and at.wake_id == entry.wake_id:
                 self.position = FeedPosition(self.position.seq)
                 yield Retracted(wake_id=at.wake_id, attempt=at.attempt, replaced=_is_replaced(page, at.wake_id))
+            is_wanted = not self._kinds or entry.kind in self._kinds
+            item = self._types.read(entry) if is_wanted else None  # if this raises, the position is before it
             self.position = FeedPosition(entry.seq, self.position.stream)
-            if not self._kinds or entry.kind in self._kinds:
-                yield self._types.read(entry)
+            if item is not None:
+                yield item
         if not page.more:  # parts belong behind the last entry
             self.position = FeedPosition(max(self.position.seq, page.last_seq), self.position.stream)
             yield from self._read_stream(page)
@@ -188,8 +194,9 @@ class PageReader:
             yield Retracted(wake_id=at.wake_id, attempt=at.attempt, replaced=False)
         for part in page.stream:
             at = StreamCursor(wake_id=part.wake_id, attempt=part.attempt, number=part.number)
+            item = read_part(part)
             self.position = FeedPosition(seq, at)
-            yield read_part(part)
+            yield item
 
 
 def _is_replaced(page: JournalPage, wake_id: str) -> bool:

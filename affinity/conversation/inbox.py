@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
@@ -18,10 +17,10 @@ from affinity.client.changes import SAFETY_SECONDS, AllChanges
 from affinity.client.conditions import conditions_of
 from affinity.conversation.journal import META_FIELD, Request, RequestCursor, RequestFilter
 from affinity.conversation.journals import JournalCalls, Journals
-from affinity.errors import ClientError
+from affinity.errors import ClientError, NotSerializable
 from affinity.limits import MAX_BATCH
 from affinity.paging import Page, Pages, not_a_cursor, read_cursor, read_number, read_with_async_for
-from affinity.records import copied, frozen
+from affinity.records import copied, frozen, parse_stored
 
 E = TypeVar("E")
 
@@ -256,7 +255,9 @@ def _filter(where: RequestConditions) -> RequestFilter:
 def _request_of(row: Request) -> PendingRequest[Mapping[str, Any]]:
     """Return a row as a view."""
     try:
-        read = json.loads(row.payload)
+        read = parse_stored(row.payload)
+    except NotSerializable as error:  # the others are shown
+        read = {"unreadable": str(error)}
     except (ValueError, RecursionError):  # a stored value may be anything
         read = None
     event = {name: value for name, value in read.items() if name != META_FIELD} if isinstance(read, dict) else {}

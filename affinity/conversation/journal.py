@@ -209,6 +209,7 @@ class Appended(NamedTuple):
     created: bool = False  # the journal is new
     unparked: bool = False  # a parked work item is queued, in place of the message
     holder: str | None = None  # the worker that is to fetch the item, as the holder of its session; None: any may
+    is_gated: bool = False  # no worker may yet: the item waits at its limits
 
 
 @frozen(kw_only=True)
@@ -454,6 +455,7 @@ class JournalLineage:
     title: str | None = None
     owner: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    base_session: str | None = None  # of the base, which is no parent of a detached journal; None: it is deleted
 
     @property
     def about(self) -> Description:

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -20,7 +21,9 @@ from affinity.client.changes import AllChanges, ChangeScope
 from affinity.client.parts import ClientPart, ClientServices
 from affinity.conversation import journal as j
 from affinity.conversation.store.contract import JournalProvider, keeps_journals
-from affinity.limits import MAX_PAGE, PRUNE_EVENTS, check_condition
+from affinity.errors import ProviderError
+from affinity.flow.store.contract import limits_of
+from affinity.limits import MAX_ADMISSIONS, MAX_PAGE, PRUNE_EVENTS, check_condition
 from affinity.provider.contract import Hint, Provider
 from affinity.provider.hint_sender import HintSender
 
@@ -200,14 +203,23 @@ class Journals(ClientPart):
             self._hints.notify_all()
         else:
             for appended in found:
-                if appended.unparked and (expected is None or appended.holder != expected):
+                is_known = expected is not None and appended.holder == expected
+                if appended.unparked and not (is_known or appended.is_gated):
                     self._hints.notify_holder(appended.holder)
             sent = [append for append, done in there if not done.unparked]
             self._hints.notify_owners([append.session_id for append in sent if append.message is not None])
+        if any(appended.is_gated for appended in found):
+            await self._open_gates()
         for append, _ in there:
             is_input = append.entry is not None and append.entry.is_input
             self._notices.notify_changes({append.session_id: not is_input})
         return found
+
+    async def _open_gates(self) -> None:
+        """Admit the wakes that have room at their limits. If it fails, a worker does it within about a second."""
+        with suppress(ProviderError):
+            await limits_of(self._provider).admit(most=MAX_ADMISSIONS)
+        self._hints.notify_all()
 
     def _expect_holder(self, appends: Sequence[j.JournalAppend]) -> str | None:
         """Return the worker for which a lone append will probably queue an item: its hint need not wait for the reply.

@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity.conversation.journal import Step
 from affinity.conversation.step_keys import step_key
 from affinity.errors import InvalidInput, PayloadTooLarge
 from affinity.limits import MAX_BATCH_BYTES
-from affinity.records import SessionState
+from affinity.records import SessionState, parse_stored
 from affinity.session import OpenSession
 from affinity.session.opening import snapshots_of
 from affinity.session.snapshots import Snapshots
@@ -103,7 +103,7 @@ class KeptState:
                 self._at = kept.at  # the record has it
 
     async def _read(self, row: Step, record: Any) -> Kept:
-        fields = from_json(row.result or "{}")
+        fields = parse_stored(row.result or "{}")
         plain = await self._open.plain_of(self._state_of(fields)) if "state" in fields else record
         return Kept(row.wake_id, row.key, fields["at"], plain, fields.get("labels", {}), fields.get("number", 0))
 

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 
 from affinity.conversation.events import EventTypes
 from affinity.conversation.journal import PARKED_MARK, SEQ_MARK, JournalStart
+from affinity.headers import Headers
 from affinity.limits import MAX_REQUESTS, MAX_REVISITS, MAX_WAKE_ENTRIES, check_integer
 from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
@@ -106,9 +107,14 @@ def start_of(kind: str, parent: str | None = None, home: str | None = None) -> J
     return JournalStart(name=name, start=message, generation=secrets.token_hex(8), parent=parent)
 
 
-def start_message(orchestration: str, given: Mapping[str, Any], trace: str | None = None) -> str:
-    """Return a message that starts an instance of an orchestration with this input, in this trace context."""
-    started = OrchestrationStarted(orchestration, version="", input=to_json(given).decode(), trace=trace)
+def start_message(
+    orchestration: str, given: Mapping[str, Any], trace: str | None = None, headers: Headers | None = None
+) -> str:
+    """Return a message that starts an instance of an orchestration with this input, in this trace context and with
+    these headers.
+    """
+    encoded = to_json(given).decode()
+    started = OrchestrationStarted(orchestration, version="", input=encoded, headers=headers, trace=trace)
     return encode_message(ANY_EXECUTION, started)
 
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypedDict
 
-from pydantic_core import from_json
-
 from affinity.conversation import events as ev
 from affinity.conversation.access import journals_in
 from affinity.conversation.events import kind_of, meta_of
@@ -22,6 +20,7 @@ from affinity.conversation.step_keys import GIVEN
 from affinity.conversation.writing import CHILD_ENDED
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ActivityContext
+from affinity.records import parse_stored
 
 USER_INTERRUPT: Final = kind_of(ev.UserInterrupt)
 
@@ -89,10 +88,10 @@ def as_given(task: WakeTask, work: PendingWork) -> PendingWork:
     """Return the work without anything that has come since an attempt of the wake first committed: its steps and
     commits, and the state in them, belong to the work that it was given.
     """
-    rows = [row.result or "" for row in work.steps if row.wake_id == task["wake"] and row.key == GIVEN]
+    rows = [row.result or "{}" for row in work.steps if row.wake_id == task["wake"] and row.key == GIVEN]
     if not rows:
         return work
-    given: Given = from_json(rows[0])
+    given: Given = parse_stored(rows[0])
     inputs = [item for item in work.inputs if item.seq <= given["read"]]
     due = [revisit for revisit in work.due if revisit.key in given["due"]]
     requests = [

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, Unpack
 
 from pydantic import JsonValue
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity import errors
 from affinity.conversation.events import (
@@ -62,10 +62,19 @@ from affinity.conversation.transfer import (
 from affinity.conversation.usage import Share, Spent, UsageCounter, extras_of, spent_before, total_of, united
 from affinity.limits import MAX_PAGE, check_id, check_payload
 from affinity.readback import json_of
-from affinity.records import SessionRecord, SessionState, SessionStore, SessionSummary, copied, frozen
+from affinity.records import (
+    SessionRecord,
+    SessionState,
+    SessionStore,
+    SessionSummary,
+    copied,
+    frozen,
+    keep_named,
+    parse_stored,
+)
 from affinity.session.durable import without_resources
 from affinity.session.resources import OPEN, RESOURCE_LABEL, open_mark
-from affinity.session.transfer import ImportTimes
+from affinity.session.transfer import ImportTimes, exported_line
 from affinity.tasks import call_here
 
 Summarise: TypeAlias = Callable[[Sequence[JournalEntry]], Awaitable[str | UserMessage | AgentMessage]]
@@ -281,13 +290,17 @@ class CreationPlanner:
         record, page, waiting = await self._whole(source, pending)
         # Retention has removed entries: an import counts what all of a writer have used.
         spent = spent_before(lineage) if lineage[0].used == "{}" else await self._spent(source)
-        for line in lineage_lines(lineage, page, extras_of(spent)):
+        first = lineage_lines(lineage, page, extras_of(spent))
+        await keep_named(self._records, [*first, *waiting])
+        for line in first:
             yield line
         if record is not None:
-            yield record_line(record)
+            yield record_line(await exported_line(self._records, record))
         async for wake in all_wakes(self.reads.wakes, source):
             if wake.seq <= page.last_seq:
-                yield wake_line(wake)
+                line = wake_line(wake)
+                await keep_named(self._records, [line])
+                yield line
         for line in waiting:
             yield line
         head, after, more = page, 0, True
@@ -298,6 +311,7 @@ class CreationPlanner:
                 raise errors.UnknownConversation(source, "it was deleted during its export, and another one has its id")
             if page.first_seq > max(after + 1, head.first_seq):
                 raise entries_removed(source, after, page.first_seq)
+            await keep_named(self._records, [entry.payload for entry in page.entries])
             for entry in page.entries:
                 yield entry_line(entry)
             after, more = (page.entries[-1].seq if page.entries else after), page.more
@@ -630,7 +644,7 @@ def _is_made_by(creation: JournalCreation, made: JournalLineage) -> bool:
         return False
     if base is not None and found is not None and base not in {found, JournalRange(found.journal_id)}:
         return False
-    ours, theirs = from_json(creation.extras), from_json(made.extras)
+    ours, theirs = parse_stored(creation.extras), parse_stored(made.extras)
     return all(ours.get(name) == theirs.get(name) for name in (CALL, "compression"))
 
 

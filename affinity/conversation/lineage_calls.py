@@ -222,12 +222,14 @@ class LineageCalls(CommonCalls[M], Generic[M]):
     async def export(self) -> AsyncIterator[str]:
         """Yield the conversation as lines of JSON, without the newline: itself, with title, owner and labels, its
         ancestors, its record of state, its requests and revisits, and its entries as far as they are there at the
-        beginning, which fit each other. `import_` reads them.
+        beginning, which fit each other. `import_` reads them. The blobs that they name are kept, as by
+        `Client.keep_blobs`.
 
         Raises:
             UnknownConversation, ConversationKindMismatch: see `fork`; or it was deleted during the export.
             EntriesRemoved: retention has removed entries during the export.
             Contention: wakes end so quickly that no state is read that fits the entries.
+            BlobStoreFailed: the blob store fails.
         """
         async for line in self._planner.export(self.conversation_id, self._client.journals.pending):
             yield line

@@ -25,6 +25,7 @@ from enum import StrEnum
 from itertools import count
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast
 
+from affinity.conversation.admission import NO_GATE, wait_at
 from affinity.conversation.kinds import SIGNAL
 from affinity.errors import ActivityError, ActivityPoisoned
 from affinity.limits import MAX_TIMER_SECONDS, MAX_WAKE_SIGNALS, truncate
@@ -103,6 +104,8 @@ class WakeTask(Outstanding):
     """The input of the activity."""
 
     wake: str  # id
+    gate: NotRequired[str]  # at which it has waited; see `affinity.conversation.admission`
+    gate_was_read: NotRequired[bool]  # an attempt of this wake has returned the gate: it stays
     processed: NotRequired[int]  # the watermark that the orchestration knows
     attempts: NotRequired[int]  # of this wake before this run
     failures: NotRequired[int]  # attempts that ended in an error
@@ -120,11 +123,13 @@ class WakeOutcome(Outstanding):
     more: NotRequired[bool]  # inputs are left
     next_due: NotRequired[float]  # seconds until a revisit is due, or a request expires
     home: NotRequired[str]  # the wake is to run on this session's lease
+    gate: NotRequired[str]  # the wake is to wait at this gate, and runs again then
     closed: NotRequired[bool]  # the journal is closed: no later wake processes anything
     # Of a failed wake:
     attempt: NotRequired[int]
     read: NotRequired[int]  # number of the last input that it was given
     retry_after: NotRequired[float]  # seconds; without it, the wake has failed for good
+    put_off: NotRequired[bool]  # it has not failed: it has raised `RetryAfter`
     elapsed: NotRequired[float]  # with ``retry_after``: for the task of the next attempt
 
 
@@ -133,6 +138,7 @@ class Start(Outstanding):
 
     salt: str  # makes the ids of wakes unique
     home: NotRequired[str]  # session on whose lease the wakes run; by default the conversation's own
+    gate: NotRequired[str]  # at which the wakes wait, as a wake has found; by default that of the code
     processed: NotRequired[int]
     signalled: NotRequired[int]
     state: NotRequired[str]
@@ -169,6 +175,8 @@ class Program:
     ctx: OrchestrationContext
     activity: str
     start: Start
+    gate: str = NO_GATE
+    """At which the wakes wait."""
     state: State = State.WAITING
     next_due: float | None = None
     """Seconds until the next wake is due; 0: now. None: only a signal begins it."""
@@ -193,6 +201,7 @@ class Program:
     def __post_init__(self) -> None:
         start = self.start
         self.processed, self.signalled = start.get("processed", 0), start.get("signalled", 0)
+        self.gate = start.get("gate", self.gate)
         self.state, self.next_due = State(start.get("state", State.WAITING)), start.get("next_due")
         self._keep(start)
         self.signal = self.ctx.schedule_wait(SIGNAL)
@@ -237,6 +246,8 @@ class Program:
     def _rest(self) -> Start:
         """Return the input of the next execution."""
         about = {"salt": self.start["salt"], "home": self.home, "state": self.state, "next_due": self.next_due}
+        if "gate" in self.start:
+            about["gate"] = self.gate
         return cast(Start, {**about, "processed": self.processed, "signalled": self.signalled, **self.left})
 
     def _keep(self, found: Outstanding | WakeOutcome | Start, *stays: str) -> None:
@@ -333,6 +344,10 @@ class Program:
         self.next_due, self.is_resumed = None, False
         self.received = self.announced = 0
         while (outcome := await self._attempt(task)) is not None:
+            if "gate" in outcome:
+                self.gate = self.start["gate"] = outcome["gate"]
+                task["gate_was_read"] = True
+                continue
             if outcome["outcome"] != "failed":
                 self._succeed(outcome, stays_failed=has_failed and outcome["outcome"] == "nothing")
                 return await self._await_end() if outcome.get("closed") else None
@@ -340,7 +355,7 @@ class Program:
                 return self._fail(outcome)
             task.pop("cancelled_wakes", None)
             task["attempts"] = outcome.get("attempt", 0)
-            task["failures"] = task.get("failures", 0) + 1
+            task["failures"] = task.get("failures", 0) + ("put_off" not in outcome)
             task["elapsed"] = outcome.get("elapsed", 0.0)
             task["processed"] = outcome.get("processed", self.processed)
             self._keep(outcome, "delegations", "children", "alone")
@@ -395,7 +410,18 @@ class Program:
         return self.received < MAX_WAKE_SIGNALS
 
     def _schedule(self, task: WakeTask) -> ActivityFuture[WakeOutcome]:
-        return self.ctx.schedule_activity(self.activity, task).on_session(self.home)
+        """Schedule the activity. It waits at its limits if it runs the handler: a failure, and the end of the
+        conversation, are recorded immediately.
+        """
+        has_handler = "failed" not in task and "terminated" not in task
+        if has_handler and self.gate != NO_GATE:
+            task["gate"] = self.gate
+        else:
+            task.pop("gate", None)
+        activity = self.ctx.schedule_activity(self.activity, task).on_session(self.home)
+        if has_handler:
+            wait_at(activity, self.gate)
+        return activity
 
     async def _close(self, task: WakeTask, error: ActivityError) -> WakeOutcome | None:
         """Close the trace of a wake whose activity has failed. Tried until it succeeds, since clients and parents wait

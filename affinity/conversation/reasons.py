@@ -9,7 +9,7 @@ from affinity.conversation.journal import JournalFilter, JournalPage, JournalQue
 from affinity.conversation.kinds import NOUN
 from affinity.conversation.store.contract import journals_of, keeps_journals
 from affinity.errors import Explanation
-from affinity.explain import Explainer, add_reasons, time_text
+from affinity.explain import Explainer, add_reasons, counted, time_text
 from affinity.explain.names import described, has_code
 from affinity.explain.outstanding import Outstanding
 from affinity.provider.contract import InstanceInfo
@@ -32,7 +32,7 @@ async def conversation_reason(explainer: Explainer, info: InstanceInfo, outstand
         what = described(NOUN, page.kind)
         text = f"waits for a worker with {what}: no live worker has them; include them in the app of one"
         return explainer.reason("name_not_registered", text, {"name": page.kind})
-    if (wake := await explainer.activity(called="its wake")) is not None:
+    if (wake := await explainer.activity("its wake")) is not None:
         return wake
     if (found := await _between_wakes(explainer, info, outstanding, page)) is not None:
         return found
@@ -77,7 +77,8 @@ async def _working(explainer: Explainer, children: Sequence[str]) -> Explanation
     for child in children:
         listed = await journals_of(explainer.provider).list_journals(JournalFilter(session_id=child), 1)
         what, status = ("child", f" ({listed[0].status})") if listed else ("run", "")
-        found = await explainer.explain_child(child, what, status)
+        more = [counted(len(children) - 1, "more child", "more children")] if len(children) > 1 else []
+        found = await explainer.explain_child(child, what, status, others=more)
         if found is not None and found.code != "input":
             return found
     return explainer.reason("child", f"waits for its {what} {children[-1]!r}{status}")

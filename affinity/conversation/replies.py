@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import Final, Generic, Literal, TypeVar, Unpack
 
 import anyio
@@ -130,6 +131,12 @@ class ReplyCalls(SendingCalls[M], Generic[M]):
         check_timeout(timeout)
         if until not in {"wake", "settled"}:
             raise errors.InvalidInput(f"until must be 'wake' (the default) or 'settled', not {until!r:.80}")
+        ask = partial(self._ask, event, event_id, timeout, until, about)
+        return await self._client._run_call("ask", [self._kind.name], [self.conversation_id], ask)
+
+    async def _ask(
+        self, event: JournalEvent, event_id: str | None, timeout: float | None, until: str, about: Description
+    ) -> Reply:
         with self._traced("ask"), anyio.move_on_after(timeout):
             await self._check_not_blocked()
             async with self._client.journals.changes(self.conversation_id, only_major=True) as change:

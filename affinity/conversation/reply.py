@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity.conversation.events import AgentMessage, EventTypes, JournalEntry, JournalEvent, RequestEvent
 from affinity.conversation.follow import entries_removed
@@ -16,6 +16,7 @@ from affinity.conversation.journal import Entry, JournalPage, JournalWake
 from affinity.conversation.trace import TRACE_KINDS
 from affinity.errors import ConversationTerminated, UnknownEntry, WakeFailed
 from affinity.provider.contract import FINISHED
+from affinity.records import parse_stored
 
 
 @dataclass(frozen=True)
@@ -105,5 +106,5 @@ def check_awaited(conversation_id: str, seq: int, page: JournalPage, after: int)
 
 def failure_of(conversation_id: str, wake: JournalWake) -> WakeFailed:
     """Return the error of a wake that has failed."""
-    error = from_json(wake.error or "{}")
+    error = parse_stored(wake.error or "{}")
     return WakeFailed(conversation_id, *[error.get(name, "") for name in ("type", "message", "stack")])

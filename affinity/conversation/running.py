@@ -6,6 +6,8 @@ The handler runs within the opened state of the session. Its outcome is one of t
 * it raises: the state's change is dropped, and the closed trace commits, with the watermark as it was. The result has
   the time after which the orchestration tries again;
 * the run ends otherwise (its process, its lease, a conflict, an interrupt): nothing commits.
+
+A `RetryAfter` is as an error, and counts as no failure.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import anyio
 
 from affinity.conversation import events as ev
 from affinity.conversation.access import journals_in
+from affinity.conversation.admission import NO_GATE, waits_at
 from affinity.conversation.attempt import Attempt, Runnable
 from affinity.conversation.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
 from affinity.conversation.kept_state import KeptState
@@ -46,9 +49,23 @@ from affinity.conversation.views import request_of, revisit_of
 from affinity.conversation.wake import Wake
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.wake_span import wake_span
-from affinity.errors import InvalidOptions, SessionRecordTooNew, SessionWriteConflict, decisive_error
-from affinity.limits import MAX_PAGE, MAX_WAKE_ENTRIES
+from affinity.errors import (
+    InvalidOptions,
+    NotSerializable,
+    PayloadUnreadable,
+    SessionLoadFailed,
+    SessionRecordTooNew,
+    SessionWriteConflict,
+    decisive_error,
+    errors_in,
+)
+from affinity.flow.charging import limits_in
+from affinity.headers import NO_HEADERS, enter_headers
+from affinity.limits import MAX_PAGE, MAX_REASON_BYTES, MAX_WAKE_ENTRIES, truncate
 from affinity.orchestration import ActivityContext
+from affinity.orchestration.signals import RetryAfter
+from affinity.records import raise_unreadable
+from affinity.redaction import redacted
 from affinity.tasks import run_code
 from affinity.user_code import describe_error
 
@@ -142,6 +159,7 @@ class _HandlerAttempt(Attempt[S]):
     """An attempt that runs the handler, if there is something for it."""
 
     async def run(self) -> WakeOutcome:
+        enter_headers(self.headers)
         if "terminated" in self.task:
             return await self._end_children(self.task["terminated"])
         if "failed" in self.task:
@@ -152,19 +170,50 @@ class _HandlerAttempt(Attempt[S]):
         if not (self.work.inputs or self.work.due or expired):
             outcome = self._outcome("nothing")
             return outcome | {"more": True} if self.work.more else outcome
+        self._check_readable()
         return self._end_step() if await self._interrupt_children() else await self._wake()
 
+    def _check_readable(self) -> None:
+        """Refuse work of which something cannot be decoded: it waits for a worker with the key, and nothing of it runs.
+
+        Raises:
+            SessionLoadFailed: from `PayloadUnreadable`.
+        """
+        work = self.work
+        texts = [
+            *(item.payload for item in work.inputs),
+            *(request.payload for request in work.requests),
+            *(text for revisit in work.due for text in (revisit.note, revisit.reason)),
+            *(text for step in work.steps for text in (step.arguments, step.result)),
+        ]
+        try:
+            for text in texts:
+                raise_unreadable(text)
+        except NotSerializable as error:
+            raise SessionLoadFailed(self.writing.session_id, str(error)) from error
+
     async def _wake(self) -> WakeOutcome:
-        """Run the handler, and record its end."""
+        """Run the handler, and record its end; unless the wake should have waited at another gate."""
+        try:
+            gate = await self._other_gate()
+        except Exception as raised:  # of a function of the application
+            self._note_begin()
+            return await self._fail(decisive_error(raised))
+        if gate is not None:
+            return unchanged(self.task, self.work) | {"gate": gate}
         of = self.writing
         stream = self.streams.open(of.session_id, self.work.journal_id, of.wake_id, of.attempt, read=self.read)
         try:
             wake = await self._handle(stream)
         except Exception as raised:
             await stream.retract()
+            if asked := [each for each in errors_in(raised) if isinstance(each, RetryAfter)]:
+                return await self._put_off(asked)
             error = decisive_error(raised)
             if isinstance(error, SessionWriteConflict | SessionRecordTooNew) and error.session_id == of.session_id:
                 raise error from None
+            if isinstance(error, SessionLoadFailed) and isinstance(error.__cause__, PayloadUnreadable):
+                raise error from error.__cause__  # its key may come
             return await self._fail(error)
         except BaseException:
             with anyio.move_on_after(RETRACT_SECONDS, shield=True):
@@ -200,7 +249,8 @@ class _HandlerAttempt(Attempt[S]):
                 wake.pending = await self._drop_cleared(wake.pending)
                 with handling(self.parts):
                     async with TraceShown(self.parts):
-                        await self.conversations._handle(wake, state)
+                        handle = partial(self.conversations._handle, wake, state)
+                        await self.parts.around("wake", self.spec.name, wake.events, handle)()
                 self.parts.kept.add_rest()
 
     async def _read_committed(self) -> Sequence[Entry]:
@@ -265,6 +315,7 @@ class _HandlerAttempt(Attempt[S]):
         )
         self.parts = WakeParts(
             context=self.ctx,
+            headers=self.headers or NO_HEADERS,
             wake_id=self.task["wake"],
             attempt=self.number,
             kind=self.spec,
@@ -372,6 +423,33 @@ class _HandlerAttempt(Attempt[S]):
                 self.writing.later.clear()
                 self.writing.has_later_revisit = False
 
+    async def _put_off(self, asked: Sequence[RetryAfter]) -> WakeOutcome:
+        """Close the limits that the handler has named, and let the wake run again when its time has come."""
+        pause = 0.0
+        for signal in asked:
+            closes = signal.limit is not None and await self._close_limit(signal, signal.limit._place)
+            pause = pause if closes else max(pause, signal.seconds)
+        logger.info(
+            "wake %s of conversation %s is put off: %s", self.task["wake"], self.writing.session_id, redacted(asked[0])
+        )
+        self.elapsed = self.task.get("elapsed", 0.0) + self._passed() + pause
+        total = self.conversations.retry.total_timeout
+        is_over = total is not None and self.elapsed > total
+        self.ctx._withdraw(asked[0], retried=not is_over or self.alone is not None or self._has_several)
+        self.writing.discard(self.trace.entries)
+        outcome = await self._close_trace(error_of(asked[0]), None if is_over else pause)
+        return outcome if is_over else outcome | {"put_off": True}
+
+    async def _close_limit(self, signal: RetryAfter, place: tuple[str, str]) -> bool:
+        """Close a limit; return whether the wake waits there."""
+        if (limits := limits_in(self.ctx)) is None:
+            return False
+        cause = signal.__cause__ or signal.__context__
+        why = "" if cause is None else ": " + ": ".join(describe_error(cause))
+        reason = truncate(f"a wake of {self.spec.name}{why}", MAX_REASON_BYTES)
+        await limits.close_limit(place, signal.seconds, reason)
+        return waits_at(self.task.get("gate", NO_GATE), *place)
+
     async def _fail(self, error: BaseException) -> WakeOutcome:
         """Record that the handler has raised."""
         described = describe_error(error)
@@ -382,8 +460,8 @@ class _HandlerAttempt(Attempt[S]):
             self.writing.session_id,
             "" if pause is None else f" and is retried in {pause:.1f} s",
             self.number,
-            *described,
-            exc_info=error if pause is None else None,
+            *describe_error(redacted(error)),
+            exc_info=redacted(error) if pause is None else None,
             extra={"session_id": self.writing.session_id, "wake_id": self.task["wake"], "attempt": self.number},
         )
         # The state may be staged already: the error may come from a step behind the handler.

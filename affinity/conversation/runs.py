@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from affinity.conversation.access import journals_in
+from affinity.conversation.admission import NO_GATE, wait_at
 from affinity.conversation.events import CallEnded, CallStarted, JournalEvent, RunEnded, RunStarted, SpanError
 from affinity.conversation.journal import InstanceStart, JournalAppend
 from affinity.conversation.kinds import ConversationKind, start_message
@@ -34,7 +35,8 @@ from affinity.errors import (
     ReportedError,
     WakeMisuse,
 )
-from affinity.limits import check_id, seconds_of, truncate
+from affinity.headers import sent_headers
+from affinity.limits import check_id, check_labels, truncate
 from affinity.orchestration import ActivityContext, DurableFuture, OrchestrationContext, RetryPolicy
 from affinity.orchestration.context import (
     ActivityOptions,
@@ -43,8 +45,26 @@ from affinity.orchestration.context import (
     OrchestrationWithoutInput,
     target_reference,
 )
-from affinity.orchestration.definitions import MISSING, ActivityDefinition, Definition, OrchestrationDefinition
+from affinity.orchestration.definitions import (
+    AS_DEFINED,
+    MISSING,
+    ActivityDefaults,
+    ActivityDefinition,
+    Definition,
+    OrchestrationDefinition,
+    options_of,
+)
+from affinity.orchestration.gates import (
+    DEFAULT_PRIORITY,
+    HasLimitUse,
+    add_uses,
+    check_declared,
+    check_priority,
+    check_uses,
+    gate_of,
+)
 from affinity.orchestration.signals import OrchestrationCancelledSignal
+from affinity.records import Labels
 from affinity.tracing import current_context
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
@@ -72,9 +92,12 @@ class RunTask(RunSource):
     input: JsonValue
     instance_id: NotRequired[str]  # of an orchestration
     version: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
     session_id: NotRequired[str]  # of an activity
     retry: NotRequired[dict[str, Any]]
     timeout: NotRequired[float]
+    tag: NotRequired[str]
+    gate: NotRequired[str]  # at which the activity waits; see `affinity.conversation.admission`
 
 
 class RunEnd(RunSource):
@@ -88,6 +111,8 @@ class CallOptions(ActivityOptions, total=False):
     """Options of `Wake.call`."""
 
     session_id: str | None
+    limits: Sequence[HasLimitUse]
+    priority: int
 
 
 class RunCalls:
@@ -109,6 +134,7 @@ class RunCalls:
         *,
         instance_id: str | None = None,
         version: str | None = None,
+        labels: Labels | None = None,
     ) -> str:
         """Start an orchestration, with the next commit of the wake: its end, or `commit`. A wake whose attempt fails
         before starts nothing, and one that comes again after `commit` does not start it a second time.
@@ -123,6 +149,7 @@ class RunCalls:
             instance_id: of the orchestration, by which clients find it. If it is taken, the run ends with an error of
                 type ``InstanceExists``. By default derived from the run's id.
             version: to start; by default the latest one.
+            labels: of the orchestration, as of `Client.start`; none by default.
 
         Returns:
             The id of the run, an instance whose child the orchestration is.
@@ -139,6 +166,8 @@ class RunCalls:
             options["instance_id"] = check_id(instance_id, "instance id")
         if version is not None:
             options["version"] = version
+        if labels is not None:
+            options["labels"] = check_labels(labels)
         return self._start_run(started, "run", {"does": "orchestration", "name": name, "input": given, **options})
 
     @overload
@@ -155,19 +184,25 @@ class RunCalls:
         input: Any = MISSING,
         /,
         *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        retry: RetryPolicy | None = AS_DEFINED,
+        timeout: float | timedelta | None = AS_DEFINED,
         session_id: str | None = None,
+        limits: Sequence[HasLimitUse] | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> str:
         """Call an activity without waiting for it: it runs, on any worker, when the wake has committed. Otherwise it is
         like `start`; its end is an input of type `CallEnded`.
 
+        Options that are left out are those of `App.activity`. An activity that is given by name has none of these.
+
         Args:
             activity: a registered function, or its name.
             input: its input, if it takes one.
-            retry: the retry policy; without it, one attempt.
-            timeout: seconds, or a timedelta, that one attempt may take.
+            retry: the retry policy; None: one attempt.
+            timeout: seconds, or a timedelta, that one attempt may take; None: any time.
             session_id: the session on whose holder it runs: of this conversation, or another one.
+            limits: where it waits for room before it runs: see `ActivityFuture.limited`.
+            priority: see `ActivityFuture.with_priority`.
 
         Returns:
             The id of the call, an instance that waits for the activity.
@@ -175,16 +210,11 @@ class RunCalls:
         Raises:
             WakeMisuse: the activity is not registered, or its input is missing.
             InvalidOptions: an option is out of range.
+            InvalidLimit: a limit is refused, or no app declares it.
             InvalidId, InvalidInput, NotSerializable, PayloadTooLarge, SessionError: see `start`.
         """
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r:.80}")
         name, given = _reference(activity, input, ActivityDefinition, "wake.call")
-        options: dict[str, Any] = {}
-        if retry is not None:
-            options["retry"] = asdict(retry)
-        if timeout is not None:
-            options["timeout"] = seconds_of("timeout", timeout)
+        options = _options(options_of(activity, retry, timeout), limits, priority)
         if session_id is not None:
             options["session_id"] = check_id(session_id, "session id")
         called = CallStarted(call="", activity=name, input=given)
@@ -203,9 +233,26 @@ def _reference(target: object, input: Any, kind: type[Definition], where: str) -
     return name, from_json(text)
 
 
+def _options(call: ActivityDefaults, limits: Sequence[HasLimitUse] | None, priority: int) -> dict[str, Any]:
+    """Return the options of an activity as fields of a `RunTask`."""
+    options: dict[str, Any] = {}
+    if call.retry is not None:
+        options["retry"] = asdict(call.retry)
+    if call.timeout is not None:
+        options["timeout"] = call.timeout
+    if call.tag is not None:
+        options["tag"] = call.tag
+    uses = call.limits if limits is None else add_uses(call.limits, check_uses(limits))
+    for limit in limits or ():
+        check_declared(limit)
+    if (gate := gate_of(uses, check_priority(priority))) is not None:
+        options["gate"] = gate.text
+    return options
+
+
 def new_run(kind: ConversationKind, task: RunTask) -> InstanceStart:
     """Return the instance of a run."""
-    message = start_message(kind.run, task, current_context())
+    message = start_message(kind.run, task, current_context(), sent_headers())
     return InstanceStart(instance_id=task["run"], name=kind.run, start=message, generation=secrets.token_hex(8))
 
 
@@ -234,10 +281,18 @@ async def run_task(ctx: OrchestrationContext, report: str, task: RunTask) -> Non
 
 def _schedule(ctx: OrchestrationContext, task: RunTask) -> DurableFuture[Any]:
     if task["does"] == "orchestration":
-        of = {name: task[name] for name in ("instance_id", "version") if name in task}
-        return ctx.schedule_sub_orchestration(task["name"], task["input"], **of)
+        return ctx.schedule_sub_orchestration(
+            task["name"],
+            task["input"],
+            instance_id=task.get("instance_id"),
+            version=task.get("version"),
+            labels=task.get("labels"),
+        )
     retry = RetryPolicy(**task["retry"]) if "retry" in task else None
     activity = ctx.schedule_activity(task["name"], task["input"], retry=retry, timeout=task.get("timeout"))
+    wait_at(activity, task.get("gate", NO_GATE))
+    if "tag" in task:
+        activity.with_tag(task["tag"])
     return activity.on_session(task["session_id"]) if "session_id" in task else activity
 
 

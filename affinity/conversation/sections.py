@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from affinity.conversation.endings import Endings, RunningCode
 from affinity.conversation.events import JournalEntry
+
+
+class StepCount(NamedTuple):
+    """The calls of `Wake.step` in this attempt so far."""
+
+    recorded: int  # whose result an earlier attempt has recorded
+    run: int
 
 
 class Section:
@@ -17,10 +25,15 @@ class Section:
     """
 
     def __init__(
-        self, commit: Callable[[], Awaitable[None]], committed: Sequence[JournalEntry], endings: Endings
+        self,
+        commit: Callable[[], Awaitable[None]],
+        committed: Sequence[JournalEntry],
+        endings: Endings,
+        count_steps: Callable[[], StepCount],
     ) -> None:
         """Called by the wake."""
         self._commit, self._endings = commit, endings
+        self._count_steps = count_steps
         self.committed: Sequence[JournalEntry] = committed
 
     @contextmanager
@@ -33,6 +46,18 @@ class Section:
             yield code
         finally:
             code.settle()
+
+    def watch_steps(self) -> Callable[[], bool]:
+        """Return a function that returns whether `Wake.step` was called since now, and each result came from an earlier
+        attempt: so nothing was done anew.
+        """
+        before = self._count_steps()
+
+        def are_recorded() -> bool:
+            now = self._count_steps()
+            return now.recorded > before.recorded and now.run == before.run
+
+        return are_recorded
 
     async def commit(self) -> None:
         """Make durable and visible now the entries, requests and delegations so far, as `Wake.commit`. The state is

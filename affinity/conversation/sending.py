@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from affinity import errors
@@ -16,11 +17,11 @@ from affinity.conversation.events import (
     AnswerEvent,
     ConfirmationAnswer,
     CustomToolResult,
-    EventMeta,
     EventTypes,
     JournalEvent,
     UserInterrupt,
     check_input,
+    meta_of_sender,
 )
 from affinity.conversation.follow import EntryNumber, JournalIdentity, unknown_conversation
 from affinity.conversation.journal import (
@@ -37,7 +38,7 @@ from affinity.conversation.kinds import WAKE_MESSAGE, ConversationKind, interrup
 from affinity.conversation.trace import CONVERSATION_ATTRIBUTE
 from affinity.limits import MAX_UNREAD_EVENTS, check_id
 from affinity.orchestration.definitions import MISSING
-from affinity.tracing import ClientOperation, client_span, current_context
+from affinity.tracing import ClientOperation, client_span
 
 M = TypeVar("M")
 
@@ -68,7 +69,8 @@ class SendingCalls(CreationCalls[M], Generic[M]):
             TooManyUnreadEvents, QuotaExceeded: it was refused; send it again later.
             InvalidInput: the event or its id is refused; the subclass is the reason.
         """
-        return (await self._send(event, event_id, about))[0]
+        send = partial(self._send, event, event_id, about)
+        return (await self._client._run_call("send", [self._kind.name], [self.conversation_id], send))[0]
 
     @action("answer", "conversation", "conversation_id", "request_id", "allowed", "is_error", "reason")
     async def answer(
@@ -193,8 +195,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         return JournalAppend(session_id=self.conversation_id, kind=self._kind.name, **fields)
 
     def _entry(self, event: JournalEvent, event_id: str, *, is_input: bool = True) -> NewEntry:
-        trace = current_context() if is_input else None
-        payload = self._kind.types.encode(event, EventMeta(trace=trace) if trace else NO_META)
+        payload = self._kind.types.encode(event, meta_of_sender() if is_input else NO_META)
         return NewEntry(kind=event.kind, payload=payload, event_id=event_id, is_input=is_input)
 
     async def _append(self, append: JournalAppend) -> Appended:

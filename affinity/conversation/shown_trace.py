@@ -19,6 +19,7 @@ from affinity.conversation.journal import NewEntry
 from affinity.conversation.steps import part_step
 from affinity.conversation.wake_parts import WakeParts
 from affinity.orchestration import ActivityCancelledSignal
+from affinity.redaction import redacted
 
 SHOWN_AFTER: Final = 0.5
 """Seconds after which the trace of a wake is shown, and between two such commits: real time, also where the clock of
@@ -108,7 +109,7 @@ async def _commit_spans(parts: WakeParts) -> None:
     try:
         await parts.context._commit_now(part=part)
     except (Exception, ActivityCancelledSignal) as error:
-        logger.debug("the trace of wake %s is not shown: %s", parts.wake_id, error)
+        logger.debug("the trace of wake %s is not shown: %s", parts.wake_id, redacted(error))
         return
     for of in (parts.writing.entries, trace):
         of[:] = [entry for entry in of if entry not in shown]

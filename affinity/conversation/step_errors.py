@@ -6,10 +6,11 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, StepFailed, decisive_error
 from affinity.orchestration.failures import recorded
+from affinity.records import parse_stored
 
 
 def to_row(error: Exception) -> str:
@@ -22,7 +23,7 @@ def to_row(error: Exception) -> str:
 
 def from_row(conversation_id: str, text: str) -> StepFailed:
     """The recorded error; an instance of the exception's class too, where this process has it."""
-    row: dict[str, Any] = from_json(text)
+    row: dict[str, Any] = parse_stored(text)
     category, bases, fields = row["details"] or (None, (), ())
     details = ErrorDetails(category, tuple(bases), tuple((name, value) for name, value in fields))
     report = (conversation_id, row["type"], row["message"], details, row["stack"])

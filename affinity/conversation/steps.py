@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -28,16 +28,33 @@ from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.journal import Entry, JournalWrite, Step
 from affinity.conversation.kept_state import KeptState, is_kept
 from affinity.conversation.known_wakes import given_work
+from affinity.conversation.sections import StepCount
 from affinity.conversation.step_keys import GIVEN, step_key
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting
-from affinity.errors import InvalidInput, InvalidOptions, PayloadTooLarge, StepInterrupted, StepMismatch, WakeMisuse
+from affinity.errors import (
+    InvalidInput,
+    InvalidOptions,
+    PayloadTooLarge,
+    StepInterrupted,
+    StepMismatch,
+    WakeMisuse,
+    errors_in,
+)
 from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.definitions import is_async
+from affinity.orchestration.signals import RetryAfter
 from affinity.records import StateWrite
+from affinity.redaction import redacted
 from affinity.tasks import call_any
 from affinity.user_code import describe_error
+
+if TYPE_CHECKING:
+    from affinity.effects.connections import AsyncConnection, SyncConnection
+
+AnyConnection: TypeAlias = "AsyncConnection | SyncConnection"
 
 Repeat: TypeAlias = Literal["always", "never"]
 
@@ -80,6 +97,7 @@ class WakeSteps:
         """True if earlier attempts of the wake have committed entries."""
         self._size = sum([len(step.result or "") for step in self._done.values()])
         self._numbers: Counter[str] = Counter()
+        self._count = StepCount(recorded=0, run=0)
         self._running: set[tuple[str, str | int]] = set()
         """Names of the steps that run, each with its key, or its place without one."""
 
@@ -88,6 +106,10 @@ class WakeSteps:
         async with self._parts.committing:
             self._writing.check_known()
             await self._commit_state()
+
+    def count(self) -> StepCount:
+        """Return the number of steps that were recorded before, and of those that have run."""
+        return self._count
 
     def has_begun(self, key: str) -> bool:
         """Return whether `begin_once` was called with this key."""
@@ -118,9 +140,12 @@ class WakeSteps:
         retry: RetryPolicy | None,
         timeout: float | timedelta | None,
         repeat: Repeat,
+        once: AnyConnection | None,
     ) -> Any:
         """See `Wake.step`."""
         check_choice("repeat", repeat, Repeat, InvalidOptions)
+        if once is not None and repeat == "never":
+            raise InvalidOptions("once=… and repeat='never': with a connection a step is repeated, and has one effect")
         seconds = None if timeout is None else seconds_of("timeout", timeout)
         codec = Codec(_result_type(function), f"result of step {name!r}")
         place = self._place(check_id(name, "name of a step"), key)
@@ -130,21 +155,26 @@ class WakeSteps:
             found = self._find(row, arguments, name, has_key=key is not None)
             if found is None:
                 found = self._others.find(place, row, arguments)
-            begun = step_key(BEGUN, STEP, *place) if repeat == "never" else None
-            if found is None and begun is not None:
+            begun = step_key(BEGUN, STEP, *place) if repeat == "never" or once is not None else None
+            if found is None and begun is not None and once is None:
                 found = self._find_earlier(row, begun, arguments, name)
             if found is not None and found.result is not None:
+                self._count = self._count._replace(recorded=self._count.recorded + 1)
                 self.kept.meet_step(found)
                 return codec.decode(found.result)
-            if begun is not None:
+            self._count = self._count._replace(run=self._count.run + 1)
+            if begun is not None and once is not None:
+                function = self._in_block(function, once, await self._begin(begun, arguments), codec, name)
+            elif begun is not None:
                 await self._write(begun, arguments)
             before, code = self.kept.digest(), self._parts.endings.begin()
             try:
-                call = partial(call_any, code.watch(function), *args, limit=seconds)
+                watched = code.watch(self._parts.around("step", name, None, function))
+                call = partial(call_any, watched, *args, limit=seconds)
                 value = await self._attempt(code, call, retry or ONCE, row)
                 await self._add_done(Step(self._parts.wake_id, row, arguments, result := codec.encode(value)), before)
             except Exception as error:
-                if begun is not None:  # its outcome is known
+                if begun is not None and once is None:  # its outcome is known
                     failed = Step(self._parts.wake_id, begun, arguments, step_errors.to_row(error))
                     await self._add_done(failed, before)
                     code.settle()
@@ -156,6 +186,31 @@ class WakeSteps:
             return codec.decode(result)
         finally:
             self._running.discard(place)
+
+    async def _begin(self, begun: str, arguments: str) -> Step:
+        """Return the row of a step that is repeated until it is done: it says in which wake it has begun first."""
+        earlier = self._find_begun(begun)
+        if earlier is None or earlier.arguments != arguments:
+            await self._write(begun, arguments)
+            return self._done[begun]
+        return earlier
+
+    def _in_block(
+        self, function: Callable[..., Any], once: AnyConnection, begun: Step, codec: Codec, name: str
+    ) -> Callable[..., Any]:
+        """Return the function in a block of `affinity.once`, named by the row ``begun``, perhaps of an earlier wake."""
+        from affinity.effects.once import OnceWork, run_once  # few steps need it
+
+        key = to_json([self._writing.work.journal_id, begun.wake_id, begun.key, begun.arguments])
+        work = OnceWork(
+            key=sha256(key).hexdigest(),
+            instance_id=self._writing.session_id,
+            activity=f"step {name}",
+            attempt=0,  # it may go on in a later wake, whose attempts begin at 1
+            context=self._parts.context,
+            codec=codec,
+        )
+        return run_once(function, work, once, is_async_function=is_async(function))
 
     def _place(self, name: str, key: str | None) -> tuple[str, str | int]:
         """Return the name and the key of a step; without a key its place among the steps of this name."""
@@ -216,12 +271,14 @@ class WakeSteps:
             try:
                 return await call()
             except Exception as error:
+                if any(isinstance(each, RetryAfter) for each in errors_in(error)):
+                    raise  # of the wake, which gives up its slots meanwhile
                 failures += 1
                 pause = policy.delay(failures, row)
                 if not policy.retries(error, failures, anyio.current_time() - begun + pause):
                     raise
                 text = "step %s failed and is retried in %.1f s (attempt %d): %s: %s"
-                logger.warning(text, row, pause, failures, *describe_error(error))
+                logger.warning(text, row, pause, failures, *describe_error(redacted(error)))
                 code.begin_again()
                 await anyio.sleep(pause)
 

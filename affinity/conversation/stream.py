@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity.batching import batches
 from affinity.conversation.journal import StreamPart
@@ -45,6 +45,8 @@ from affinity.limits import (
     truncate,
 )
 from affinity.readback import json_of
+from affinity.records import parse_stored
+from affinity.redaction import redacted
 from affinity.user_code import as_error
 
 logger: logging.Logger = logging.getLogger("affinity.conversation")
@@ -146,7 +148,7 @@ StreamItem: TypeAlias = Streamed | ToolStarted | ToolEnded
 
 def read_part(part: StreamPart) -> StreamItem:
     """Return the decoded form of a part."""
-    found = from_json(part.payload)
+    found = parse_stored(part.payload)
     at: Any = {"wake_id": part.wake_id, "attempt": part.attempt, "number": part.number}
     if not (isinstance(found, dict) and MARK in found):
         return Streamed(value=found, **at)
@@ -162,7 +164,7 @@ def read_part(part: StreamPart) -> StreamItem:
 
 def inputs_read(part: StreamPart) -> int | None:
     """Return the number up to which the attempt has read the inputs; None: the part does not say it."""
-    found = from_json(part.payload) if part.payload.startswith(_MARKED) else {}
+    found = parse_stored(part.payload) if part.payload.startswith(_MARKED) else {}
     read: int | None = found.get("read")
     return read
 
@@ -343,7 +345,7 @@ class Streams:
         try:
             await self._provider.retract_stream(writer.session_id, writer.journal_id, writer.wake_id, writer.attempt)
         except ProviderError as error:
-            logger.debug("a stream was not retracted: %s", error)
+            logger.debug("a stream was not retracted: %s", redacted(error))
 
     async def _write_all(self) -> None:
         try:
@@ -390,7 +392,7 @@ class Streams:
                 await self._write_lasting({writer: each})
             return
         for writer in parts:
-            logger.warning("the stream of wake %s ends early: %s", writer.wake_id, error)
+            logger.warning("the stream of wake %s ends early: %s", writer.wake_id, redacted(error))
             writer.is_ended = True
 
 

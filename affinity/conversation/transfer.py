@@ -42,8 +42,8 @@ from affinity.conversation.journal import (
 )
 from affinity.errors import InvalidInput, problem_of
 from affinity.limits import check_depth, check_id, check_payload
-from affinity.records import RecordTimes, SessionRecord, SessionState
-from affinity.session.transfer import Time, line_of, numbered_lines, read_line
+from affinity.records import RecordTimes, SessionState, parse_stored, raise_unreadable
+from affinity.session.transfer import Time, numbered_lines, read_line
 
 Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
@@ -280,9 +280,9 @@ def lineage_lines(lineage: Sequence[JournalLineage], page: JournalPage, usage: M
     return [_line("conversation", head), *[_line("ancestor", _node(node)) for node in ancestors]]
 
 
-def record_line(record: SessionRecord) -> str:
-    """Return the line of the record."""
-    return f'{{"record":{line_of(record)}}}'
+def record_line(record: str) -> str:
+    """Return the line of the record, of which ``record`` is the line alone."""
+    return f'{{"record":{record}}}'
 
 
 def wake_line(wake: JournalWake) -> str:
@@ -293,18 +293,19 @@ def wake_line(wake: JournalWake) -> str:
 def waiting_lines(work: PendingWork, requests: Iterable[Request], revisits: Iterable[Revisit]) -> list[str]:
     """Return the lines of the pending work."""
     lines = [_request_line(request) for request in requests]
-    lines += [_line("revisit", {**revisit._asdict(), "note": from_json(revisit.note)}) for revisit in revisits]
+    lines += [_line("revisit", {**revisit._asdict(), "note": parse_stored(revisit.note)}) for revisit in revisits]
     lines += [_line("delegation", delegation.child) for delegation in work.delegations]
     return lines + [_line("step", step.key) for step in work.steps]
 
 
 def _request_line(request: Request) -> str:
     fields = dict(zip(Request._fields, request[:7], strict=False))  # without those of a listing
-    return _line("request", {**fields, "payload": from_json(request.payload)})
+    return _line("request", {**fields, "payload": parse_stored(request.payload)})
 
 
 def entry_line(entry: Entry) -> str:
     """Return the line of an entry."""
+    raise_unreadable(entry.payload)
     about = {
         "seq": entry.seq,
         "kind": entry.kind,
@@ -387,7 +388,7 @@ def _node(row: JournalLineage) -> dict[str, Any]:
 
 def shown_extras(text: str) -> dict[str, JsonValue]:
     """Return the extras of a row, without the internal data of the calls that make conversations."""
-    found = from_json(text)
+    found = parse_stored(text)
     return {name: value for name, value in found.items() if name != CALL} if isinstance(found, dict) else {}
 
 

@@ -18,6 +18,7 @@ from pydantic_core import from_json, to_json
 
 from affinity.conversation.events import JournalEntry
 from affinity.conversation.journal import JournalLineage
+from affinity.records import parse_stored
 
 MAX_WRITERS: Final = 32
 """Writers in the extras of a lineage. Beyond, the oldest are added up as one. Each compression adds a writer."""
@@ -117,7 +118,7 @@ def extras_of(spent: Spent) -> dict[str, JsonValue]:
 
 def _carried(row: JournalLineage) -> Spent | None:
     """Return the extras of a row; None: they carry nothing."""
-    shares = from_json(row.extras).get("usage_by_writer")
+    shares = parse_stored(row.extras).get("usage_by_writer")
     if shares is None:
         return None
     return {writer: Share(entries, used) for writer, (entries, used) in shares.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any
 
 from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.journal import EndOutcome, JournalWake, Request, Revisit
-from affinity.records import copied, frozen
+from affinity.records import copied, frozen, parse_stored, raise_unreadable
 
 
 @frozen(kw_only=True)
@@ -62,10 +61,11 @@ def request_of(
 
 def wake_of(wake: JournalWake) -> EndedWake:
     """Return a row as a view."""
+    raise_unreadable(wake.error)
     error = None if wake.error is None else SpanError.model_validate_json(wake.error)
     return copied(EndedWake, wake, error=error)
 
 
 def revisit_of(revisit: Revisit) -> PendingRevisit:
     """Return a row as a view."""
-    return copied(PendingRevisit, revisit, note=json.loads(revisit.note))
+    return copied(PendingRevisit, revisit, note=parse_stored(revisit.note))

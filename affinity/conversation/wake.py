@@ -53,11 +53,13 @@ from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
 from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.sections import Section
-from affinity.conversation.steps import Committed, Repeat, WakeSteps
+from affinity.conversation.steps import AnyConnection, Committed, Repeat, WakeSteps
 from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
 from affinity.conversation.views import PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting, end_of_delegation
+from affinity.flow.charging import Budget, limits_in
+from affinity.headers import current_headers
 from affinity.limits import (
     MAX_CYCLES,
     MAX_EVENT_BYTES,
@@ -74,6 +76,8 @@ from affinity.limits import (
     seconds_of,
 )
 from affinity.orchestration import ActivityContext, RetryPolicy
+from affinity.orchestration.gates import HasLimitUse, check_declared, check_limit
+from affinity.orchestration.middleware import CallKind
 from affinity.readback import json_of
 from affinity.session import OpenSession, Resource
 from affinity.tracing import current_context, part_span
@@ -120,6 +124,7 @@ class Wake(CommonCalls[None], RunCalls):
         pending: new inputs since the last wake, oldest first, and refusals for expired requests. Answers that an
             interrupt follows are left out: it has cleared them.
         due: the revisits that are due, greatest priority first, then by due time.
+        headers: of the first of its inputs that was sent with some: see `affinity.use_headers`.
         context: of the activity that runs the wake.
     """
 
@@ -144,6 +149,7 @@ class Wake(CommonCalls[None], RunCalls):
         self.parent: str | None = parts.inputs.parent
         self.pending: Sequence[JournalEntry] = parts.inputs.pending
         self.due: Sequence[PendingRevisit] = parts.inputs.due
+        self.headers: Mapping[str, str] = parts.headers
         self.context: ActivityContext = parts.context
 
     @property
@@ -266,6 +272,37 @@ class Wake(CommonCalls[None], RunCalls):
         self._require_running()
         self._parts.is_truncated = True
 
+    # -- limits
+
+    async def consume(self, limit: HasLimitUse, units: int) -> None:
+        """Count units that this wake has used in the rate of a limit, such as the tokens of a model's reply: see
+        `ActivityContext.consume`. They count immediately, and again when the wake is repeated; within a `step` they
+        count as often as that runs.
+
+        Args:
+            limit: a limit, or a key as of ``tokens.key(owner)``.
+            units: an integer from 0.
+
+        Raises:
+            InvalidLimit, InvalidOptions, ActivityMisuse: as `ActivityContext.consume`.
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        await self.context.consume(limit, units)
+
+    async def budget(self, limit: HasLimitUse) -> Budget:
+        """Return how much of a limit's rate is used now, by all work: whether it can pay for more. It takes two reads.
+
+        Raises:
+            InvalidLimit: it is no limit, has keys and none is named, or no app declares it.
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        use = check_limit(limit)._use
+        check_declared(limit)
+        limits = limits_in(self.context)
+        return Budget(use) if limits is None else await limits.get_budget(use)
+
     @property
     def _writing(self) -> WakeWriting:
         self._require_running()
@@ -295,9 +332,13 @@ class Wake(CommonCalls[None], RunCalls):
             self._outcome = event
 
     @contextmanager
-    def span(self, name: str, /) -> Iterator[None]:
+    def span(self, name: str, /, *, calls: bool = False) -> Iterator[None]:
         """Trace the block as a part of the wake, such as a tool: its beginning, its end, and its error are in the
         journal.
+
+        Args:
+            name: the name of the span.
+            calls: the block calls another service: in OpenTelemetry the span is of kind CLIENT.
 
         Raises:
             InvalidId: the name is out of bounds.
@@ -308,7 +349,7 @@ class Wake(CommonCalls[None], RunCalls):
         self._record("span.started", begun)
         error: SpanError | None = None
         try:
-            with inside(begun["span"]), part_span(name):
+            with inside(begun["span"]), part_span(name, calls=calls):
                 yield
         except BaseException as raised:
             error = error_of(raised)
@@ -362,7 +403,7 @@ class Wake(CommonCalls[None], RunCalls):
             self._require_running()
             await commit()
 
-        return Section(commit_here, self._read_committed(), self._parts.endings)
+        return Section(commit_here, self._read_committed(), self._parts.endings, self._steps.count)
 
     @overload
     async def step(
@@ -375,6 +416,7 @@ class Wake(CommonCalls[None], RunCalls):
         retry: RetryPolicy | None = ...,
         timeout: float | timedelta | None = ...,
         repeat: Repeat = ...,
+        once: AnyConnection | None = ...,
     ) -> T: ...
     @overload
     async def step(
@@ -387,6 +429,7 @@ class Wake(CommonCalls[None], RunCalls):
         retry: RetryPolicy | None = ...,
         timeout: float | timedelta | None = ...,
         repeat: Repeat = ...,
+        once: AnyConnection | None = ...,
     ) -> T: ...
     async def step(  # type: ignore[misc]  # mypy compares options behind *args with the arguments
         self,
@@ -398,6 +441,7 @@ class Wake(CommonCalls[None], RunCalls):
         retry: RetryPolicy | None = None,
         timeout: float | timedelta | None = None,
         repeat: Repeat = "always",
+        once: AnyConnection | None = None,
     ) -> Any:
         """Run a function once: its result is committed before this returns, and the next attempt of the wake gets that
         result without running it. It takes a commit, which writes the result alone.
@@ -413,12 +457,18 @@ class Wake(CommonCalls[None], RunCalls):
             retry: the policy for errors of the function; by default it is not tried again.
             timeout: seconds, or a timedelta, of one attempt of the function; a thread is left behind.
             repeat: "never": it is not begun a second time.
+            once: a connection to a database of yours, by which the function changes tables of yours: what it writes
+                commits with its result, once, as a block of `affinity.once`. A step that has begun and has no result
+                runs again, unless the table ``affinity_once`` has its result. It takes a second commit, as "never"
+                does. For a function that is not async, a connection without ``await``.
 
         Raises:
             StepInterrupted: ``repeat`` is "never", and the process of an earlier attempt ended in the step. The attempt
                 may be of an earlier wake that was interrupted or has failed, and whose inputs this wake has too.
             StepFailed: ``repeat`` is "never", and the function has raised in that attempt.
             StepMismatch: a step of this key was done with other arguments.
+            OnceMisuse, SchemaMismatch, RetryAfter: see `affinity.effects.OnceBlock`.
+            InvalidOptions: ``once`` and ``repeat="never"``; or the connection is async, and the function is not.
             WakeMisuse: another step of this name runs, and this one has no key.
             SessionWriteConflict, SessionError: see `commit`.
             InvalidInput: the wake has too many steps, or an argument is out of bounds.
@@ -426,7 +476,15 @@ class Wake(CommonCalls[None], RunCalls):
             Exception: the error of the function, or ``TimeoutError``. It is kept if ``repeat`` is "never".
         """
         self._require_running()
-        return await self._steps.run(name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat)
+        return await self._steps.run(
+            name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat, once=once
+        )
+
+    def _with_middleware(
+        self, kind: CallKind, name: str, input: object, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the function with the middleware of the app around it, for layers above."""
+        return self._parts.around(kind, name, input, function)
 
     async def begin_once(self, key: str, /) -> bool:
         """Record that something is to run once, before it begins. False: it was begun by an earlier attempt, or by an
@@ -632,6 +690,7 @@ class Wake(CommonCalls[None], RunCalls):
         delegation = self._new_id()
         meta = EventMeta(
             trace=current_context(),
+            headers=dict(current_headers()) or None,
             delegation=delegation,
             parent=self.conversation_id,
             parent_kind=self._kind.name,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from pydantic import JsonValue
 
+from affinity.around import around, before_each
 from affinity.conversation.endings import Endings
 from affinity.conversation.events import JournalEntry, JournalEvent
 from affinity.conversation.inbox import PendingRequest
@@ -23,9 +25,12 @@ from affinity.conversation.trace import Trace
 from affinity.conversation.views import PendingRevisit
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import SessionError
+from affinity.headers import Headers
 from affinity.orchestration import ActivityContext
+from affinity.orchestration.middleware import CallKind, MiddlewareCall
 from affinity.records import database_of
 from affinity.session import OpenSession
+from affinity.tasks import run_in_thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class WakeParts:
     """The parts of a `Wake`."""
 
     context: ActivityContext
+    headers: Headers
+    """The headers of the first input of the wake that has some."""
     wake_id: str
     attempt: int
     kind: ConversationKind
@@ -80,6 +87,26 @@ class WakeParts:
     """The handler was cut off: see `Wake.note_truncated`."""
     has_ended: bool = False
     """The handler has ended."""
+
+    def around(self, kind: CallKind, name: str, input: object, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the middleware of the app around it, as an async one; without any, the function."""
+        if not (middleware := self.context._middleware):
+            return function
+        call = MiddlewareCall(
+            kind=kind,
+            name=name,
+            input=input,
+            attempt=self.attempt,
+            headers=self.headers,
+            labels=self.context.labels,
+            context=self.context,
+        )
+
+        async def run(*args: Any, **named: Any) -> Any:
+            body = before_each(self.context._repeats(), partial(function, *args, **named))
+            return await around(middleware, call, body, run_in_thread)()
+
+        return run
 
     @property
     def address(self) -> tuple[str, str]:

@@ -14,7 +14,9 @@ from typing import Final, NamedTuple, TypeVar, cast
 from affinity.batching import Batcher
 from affinity.conversation import journal as j
 from affinity.conversation.store.contract import JournalProvider
-from affinity.limits import MAX_PAGE
+from affinity.flow.declaring import declared_limits
+from affinity.flow.store.contract import keeps_limits, limits_of
+from affinity.limits import MAX_ADMISSIONS, MAX_PAGE
 from affinity.orchestration import KernelApp
 from affinity.provider.contract import Provider
 from affinity.provider.parts import missing_verbs
@@ -51,7 +53,11 @@ class _Ahead(NamedTuple):
 class WorkerJournals:
     """The `affinity.conversation.journal.JournalAccess` of a worker."""
 
-    def __init__(self, services: WorkerServices) -> None:
+    def __init__(self, services: WorkerServices, *, has_limits: bool = False) -> None:
+        """``has_limits``: whether wakes of this app, and so perhaps of those that it sends to, wait at limits."""
+        self._has_limits = has_limits
+        self._gates = asyncio.Event()
+        self._services = services
         self._provider = services.provider
         self._store = cast(JournalProvider, services.provider)
         self._retry = services.health.retry
@@ -59,6 +65,16 @@ class WorkerJournals:
         self._notifier = services.notifier
         self._pending = Batcher(self._read_pending, self._retry_read, owner="worker")
         self._ahead: dict[str, _Ahead] = {}  # by session, oldest first
+
+    async def open_gates(self) -> None:
+        """Admit wakes at their limits when activities of this worker have queued some, until cancelled."""
+        while True:
+            await self._gates.wait()
+            self._gates.clear()
+            if self._services.lease.is_serving:
+                admit = partial(limits_of(self._provider).admit, most=MAX_ADMISSIONS)
+                if (await self._services.health.call(admit, self.open_gates)).admitted:
+                    self._notifier.share()
 
     async def aclose(self) -> None:
         """End the reads for wakes: the worker has ended, so each repetition would fail."""
@@ -133,6 +149,8 @@ class WorkerJournals:
             self._notifier.notify_change(append.session_id)
         if appends:
             self._notifier.hint(None)  # whichever workers have the instances, or the sessions of parked wakes
+        if any(found.is_gated for found in appended):
+            self._gates.set()
         return appended
 
     async def lineage(self, session_id: str) -> Sequence[j.JournalLineage]:
@@ -161,7 +179,9 @@ class WorkerJournals:
         """Append an entry with an event id, and notify its readers and the worker of its instance."""
         (found,) = await self._retry(partial(self._store.append_journal, [append]))
         self._notifier.notify_change(append.session_id)
-        if found.unparked:
+        if found.is_gated:
+            self._gates.set()
+        elif found.unparked:
             self._notifier.hint(found.holder)
         elif append.message is not None:
             self._notifier.hint_owner(append.session_id)
@@ -175,6 +195,8 @@ class WorkerJournals:
             self._notifier.hint_owner(append.session_id)
             if append.if_refused is not None:  # it may have been
                 self._notifier.hint_owner(append.if_refused.session_id)
+        if write.appends and self._has_limits:
+            self._gates.set()
         for creation in write.creations:
             self._notifier.notify_change(creation.session_id)
         if any(append.start is not None for append in write.appends) or write.creations or write.starts:
@@ -186,7 +208,8 @@ class ConversationPart(GuestPart):
 
     def __init__(self, services: WorkerServices, app: KernelApp, *, code: str) -> None:
         super().__init__(services, app, code=code)
-        self._journals = WorkerJournals(services)
+        self._has_limits = bool(declared_limits(app))
+        self._journals = WorkerJournals(services, has_limits=self._has_limits)
 
     @classmethod
     def is_wanted(cls, provider: Provider, app: KernelApp) -> bool:
@@ -194,7 +217,7 @@ class ConversationPart(GuestPart):
 
     @property
     def loops(self) -> Sequence[Callable[[], Awaitable[None]]]:
-        return ()
+        return (self._journals.open_gates,) if keeps_limits(self._provider) else ()
 
     @property
     def access(self) -> WorkerJournals:

@@ -6,13 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from affinity.conversation import journal as j
-from affinity.conversation.events import CallEnded, ChildEnded, EventTypes, JournalEvent, RunEnded, kind_of
+from affinity.conversation.events import (
+    CallEnded,
+    ChildEnded,
+    EventTypes,
+    JournalEvent,
+    RunEnded,
+    kind_of,
+    meta_of_sender,
+)
 from affinity.conversation.kinds import WAKE_MESSAGE
 from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
+from affinity.records import parse_stored
 
 CHILD_ENDED: Final = kind_of(ChildEnded)
 
@@ -30,7 +39,8 @@ def end_of_delegation(
     """
     entry = j.NewEntry(
         kind=event.kind,
-        payload=EventTypes().encode(event, limit=MAX_PAYLOAD_BYTES),  # its result is as large as an event may be
+        # Its result is as large as an event may be.
+        payload=EventTypes().encode(event, meta_of_sender(traced=False), limit=MAX_PAYLOAD_BYTES),
         event_id=f"{event.kind}/{getattr(event, ENDS[event.kind])}",
         is_input=True,
     )
@@ -171,7 +181,7 @@ class WakeWriting:
     def ended_delegations(self) -> list[str]:
         """Ids of the delegations whose ends the wake has processed."""
         ends = [item for item in self.work.inputs if item.kind in ENDS and item.seq <= self.processed]
-        return [str(from_json(item.payload)[ENDS[item.kind]]) for item in ends]
+        return [str(parse_stored(item.payload)[ENDS[item.kind]]) for item in ends]
 
     @property
     def has_open_delegations(self) -> bool:

@@ -302,12 +302,13 @@ class _DemoRun:
         return "; ".join(parts)
 
     async def _kill(self) -> None:
-        """Kill the worker with the most unfinished sessions, in the middle of a turn: not while it has none to run."""
+        """Kill the worker with the most unfinished sessions, in the middle of a turn: if it runs none, give it some."""
         held = [one for one in await self._sessions() if one.held and self._left[one.session_id]]
         counts = Counter(session.worker_id for session in held)
         victim = max(self._workers, key=lambda worker: counts[worker.name])
-        if not any(session.queued for session in held if session.worker_id == victim.name):
-            return
+        its_own = [session for session in held if session.worker_id == victim.name]
+        if not any(session.queued for session in its_own):
+            await self._raise_next([session.session_id for session in its_own])
         victim.kill()
         orphans = [session for session in await self._sessions() if session.worker_id == victim.name]
         self._victim, self._orphans = victim, [session.session_id for session in orphans]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from affinity.explain.words import counted
 from affinity.provider.contract import Provider, SessionInfo, WorkerInfo
 from affinity.records import frozen
 
@@ -57,10 +58,11 @@ def _takes(one: WorkerInfo, drained: WorkerInfo) -> bool:
 def _sentence(worker: WorkerInfo, targets: Sequence[DrainTarget]) -> str:
     if not worker.alive or not worker.sessions:
         return "holds no sessions: a drain moves none"
-    held, room = f"holds {worker.sessions} sessions", sum(target.room for target in targets)
+    held, room = f"holds {counted(worker.sessions, 'session')}", sum(target.room for target in targets)
     if not room:
-        return f"{held}, and no other worker has room for one: their work waits after the drain"
+        one, its = ("it", "its") if worker.sessions == 1 else ("one", "their")
+        return f"{held}, and no other worker has room for {one}: {its} work waits after the drain"
     if room < worker.sessions:
-        late = worker.sessions - room
-        return f"{held}, and the other workers have room for {room}: work of {late} sessions waits after the drain"
+        late = counted(worker.sessions - room, "session")
+        return f"{held}, and the other workers have room for {room}: work of {late} waits after the drain"
     return f"{held}, and the other workers have room for {room}: they take each session with its next work"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from datetime import datetime, timedelta
 
+from affinity.explain.words import counted
 from affinity.provider.contract import LEFT, MoveFilter, MoveReason, Provider, SessionInfo, SessionMove, WorkerInfo
 from affinity.records import frozen
 
@@ -22,6 +24,7 @@ class SessionHolding:
     queued: int  # work items of the session when it came
     hydrate_seconds: float | None  # of the first hydrate, once the holder has reported it
     hydrate_bytes: int | None
+    resource_seconds: Mapping[str, float] = field(default_factory=dict)  # of the first load of each resource, by name
 
 
 @frozen(kw_only=True)
@@ -79,6 +82,7 @@ def _holdings(moves: Sequence[SessionMove]) -> list[SessionHolding]:
             queued=move.queued,
             hydrate_seconds=move.hydrate_seconds,
             hydrate_bytes=move.hydrate_bytes,
+            resource_seconds=move.resource_seconds,
         )
         for move, after in zip(moves, [*moves[1:], None], strict=False)  # without a move, none
     ]
@@ -100,7 +104,10 @@ def _free_seconds(session: SessionInfo | None, holder: WorkerInfo | None) -> flo
 def _state(session: SessionInfo | None, *, draining: bool) -> str:
     if session is None:
         return "has no lease: a worker takes it with its next work"
-    work = f"; activities of it that run or wait: {session.queued}" if session.queued else ""
+    work = ""
+    if session.queued:
+        does = "runs or waits" if session.queued == 1 else "run or wait"
+        work = f"; {counted(session.queued, 'activity', 'activities')} of it {does}"
     if not session.held:
         last = f", the last holder was worker {session.worker_id!r}" if session.worker_id else ""
         return f"is held by no worker{last}; a worker takes it with its next work{work}"

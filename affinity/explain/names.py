@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from affinity.errors import ExplanationCode
-from affinity.provider.contract import RegisteredNames, WorkerInfo
+from affinity.provider.contract import RegisteredNames, WorkerInfo, has_tag
 from affinity.records import frozen
 
 ORCHESTRATIONS: Final = "orchestrations"
@@ -57,7 +57,7 @@ def lacking(alive: Iterable[WorkerInfo], kind: str, name: str, tag: str | None) 
     able = [one for one in alive if has_code(one, kind, name)]
     if not able:
         return "name_not_registered"
-    return "no_worker_with_tag" if tag is not None and not any(tag in one.tags for one in able) else None
+    return "no_worker_with_tag" if tag is not None and not any(has_tag(one.tags, tag) for one in able) else None
 
 
 def has_code(worker: WorkerInfo, kind: str, name: str) -> bool:

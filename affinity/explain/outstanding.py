@@ -20,6 +20,8 @@ class Outstanding:
     events: dict[int, str] = field(default_factory=dict)  # names
     children: dict[int, str] = field(default_factory=dict)  # instance ids
     unread: Counter[str] = field(default_factory=Counter)  # external events that no wait has taken, by name
+    holds: dict[int, str] = field(default_factory=dict)  # sessions that waits for events hold
+    refused: dict[int, str] = field(default_factory=dict)  # why the last event did not fit a wait
     count: int = 0
 
     def read(self, texts: Iterable[str]) -> None:
@@ -43,6 +45,8 @@ class Outstanding:
                 self.unread[event.name] -= 1
             case ev.EventAwaited():
                 self.events[event_id] = event.name
+                if event.hold is not None:
+                    self.holds[event_id] = event.hold.session_id
             case ev.EventRaised() if event.name in self.events.values():
                 del self.events[min(number for number, name in self.events.items() if name == event.name)]
             case ev.EventRaised():
@@ -51,6 +55,7 @@ class Outstanding:
                 self.unread[event.name] -= 1
             case ev.EventRefused():  # its wait goes on; the event is kept for a wait of another type
                 self.events[event.schedule_id] = event.name
+                self.refused[event.schedule_id] = event.message
             case ev.OrchestrationStarted():
                 self.unread.update(each.name for each in event.carried)
             case _:

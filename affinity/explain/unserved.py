@@ -9,7 +9,7 @@ from typing import Final
 
 from affinity.errors import ExplanationCode
 from affinity.explain.names import described, has_code, lacking
-from affinity.provider.contract import Provider, WaitingWork, WorkerInfo
+from affinity.provider.contract import Provider, WaitingWork, WorkerInfo, has_tag
 from affinity.records import frozen
 
 _SENTENCES: Final[dict[ExplanationCode, str]] = {
@@ -59,7 +59,8 @@ def _reason(alive: Sequence[WorkerInfo], work: WaitingWork) -> tuple[Explanation
         return "no_worker", ()
     if (code := lacking(alive, work.kind, work.name, work.tag)) is not None:
         return code, ()
-    able = [each for each in alive if has_code(each, work.kind, work.name) and work.tag in (None, *each.tags)]
+    able = [each for each in alive if has_code(each, work.kind, work.name)]
+    able = [each for each in able if work.tag is None or has_tag(each.tags, work.tag)]
     return ("workers_draining" if all(each.draining for each in able) else None), able
 
 

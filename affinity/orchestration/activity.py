@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from affinity.errors import ActivityMisuse
+from pydantic_core import from_json, to_json
+
+from affinity.blob import Blob, BlobPath, BlobSource, OpensBlobs
+from affinity.errors import ActivityMisuse, ClientError
+from affinity.headers import NO_HEADERS, Headers
+from affinity.limits import check_integer
+from affinity.orchestration.codec import Codec
+from affinity.orchestration.definitions import ActivityDefinition
+from affinity.orchestration.gates import ChargesLimits, HasLimitUse, check_declared, check_limit
 from affinity.orchestration.signals import ActivityCancelledSignal
-from affinity.records import AnyParticipant, CommitPart, SessionStore, StateWrite, WaitNotes
+from affinity.records import AnyParticipant, CommitPart, Labels, SessionStore, StateWrite, WaitNotes
+from affinity.redaction import redacted
 from affinity.user_code import call_sync
 
 _LOGGER = logging.getLogger("affinity.activity")
@@ -19,21 +29,37 @@ _OF_ORCHESTRATIONS: Final = frozenset({"start_detached", "continue_as_new", "new
 _LOCK = threading.Lock()  # for the creation of an event, which is rare: one lock serves all contexts
 
 _NO_GUESTS: Final[Mapping[str, object]] = MappingProxyType({})
+_NO_LABELS: Final[Labels] = MappingProxyType({})
 
 PartCommit: TypeAlias = Callable[[StateWrite | None, Sequence[CommitPart]], Awaitable[None]]
 """See `ActivityContext._commit_now`."""
 
 
-class _RunState:
-    """The mutable state of a run: its participants, and its cancellation. The event is made when code waits for it."""
+class HasClients(Protocol):
+    """The clients of a worker: see `ActivityContext.client`."""
 
-    __slots__ = ("_event", "error", "outcome", "participants", "reason")
+    def get_client(self) -> Any:
+        """Return the client."""
+        ...
+
+    def get_sync_client(self) -> Any:
+        """Return its sync form."""
+        ...
+
+
+class _RunState:
+    """The mutable state of a run: its participants, what it has done once, and its cancellation. The event is made when
+    code waits for it.
+    """
+
+    __slots__ = ("_event", "done", "error", "outcome", "participants", "reason")
 
     def __init__(self) -> None:
         self.participants: tuple[AnyParticipant, ...] | None = ()  # None: the run is over
         self.reason: str | None = None
         self.error: BaseException | None = None
         self.outcome = "completed"
+        self.done: set[tuple[str, str]] | None = None
         self._event: threading.Event | None = None
 
     def set(self, reason: str) -> None:
@@ -89,11 +115,17 @@ class ActivityContext:
     None: no session.
     """
 
+    labels: Labels = field(default_factory=lambda: _NO_LABELS)
+    """Labels of that instance when it scheduled the activity."""
+
     attempt: int = 1
     """1 for the first attempt. Attempts that a drain interrupted do not count."""
 
     worker_id: str
     """Stable name of the worker that runs it."""
+
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
+    """Texts by name, which the call that has caused the activity was sent with: see `affinity.use_headers`."""
 
     session_store: SessionStore | None = None
     """Store of the worker's database: state written there commits with the activity's result."""
@@ -106,6 +138,14 @@ class ActivityContext:
     _waits: WaitNotes | None = field(default=None, repr=False, compare=False)
 
     _commit_part: PartCommit | None = field(default=None, repr=False, compare=False)
+
+    _clients: HasClients | None = field(default=None, repr=False, compare=False)
+
+    _middleware: tuple[Callable[..., Any], ...] = field(default=(), repr=False, compare=False)
+
+    _input: str = field(default="null", repr=False, compare=False)
+
+    _definition: ActivityDefinition | None = field(default=None, repr=False, compare=False)
 
     _run: _RunState = field(default_factory=_RunState, init=False, repr=False, compare=False)
 
@@ -134,11 +174,17 @@ class ActivityContext:
         session_epoch: int | None,
         attempt: int,
         worker_id: str,
+        headers: Headers | None,
         session_store: SessionStore,
         session_listeners: Collection[object],
         guests: Mapping[str, object],
         waits: WaitNotes,
         commit_part: PartCommit,
+        middleware: tuple[Callable[..., Any], ...] = (),
+        input: str,
+        definition: ActivityDefinition,
+        clients: HasClients | None = None,
+        labels: Labels | None = None,
     ) -> ActivityContext:
         """Does the same as the constructor, in a tenth of the time; called by the worker for each activity."""
         made: Any = _Unfrozen()
@@ -151,16 +197,46 @@ class ActivityContext:
         made.instance_generation = instance_generation
         made.session_id = session_id
         made.session_epoch = session_epoch
+        made.labels = _NO_LABELS if labels is None else labels
         made.attempt = attempt
         made.worker_id = worker_id
+        made.headers = NO_HEADERS if headers is None else headers
         made.session_store = session_store
         made.session_listeners = session_listeners
         made._guests = guests
         made._waits = waits
         made._commit_part = commit_part
+        made._middleware = middleware
+        made._input = input
+        made._definition = definition
+        made._clients = clients
         made._run = _RunState()
         made.__class__ = ActivityContext
         return cast(ActivityContext, made)
+
+    @property
+    def client(self) -> Any:
+        """The `affinity.Client` of the worker, for async code: on the worker's connections, opened at its first use,
+        and closed when the worker ends. Do not close it.
+
+        Raises:
+            ClientError: the caller runs in a thread, the worker has ended, or a test has made this context.
+        """
+        return self._worker_clients().get_client()
+
+    @property
+    def sync_client(self) -> Any:
+        """The `affinity.sync.Client` of the worker, for code that is not async: see `client`.
+
+        Raises:
+            ClientError: the caller runs on the event loop, or a test has made this context.
+        """
+        return self._worker_clients().get_sync_client()
+
+    def _worker_clients(self) -> HasClients:
+        if self._clients is None:
+            raise ClientError("the client of a context is the worker's: run the activity on a worker")
+        return self._clients
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -177,6 +253,17 @@ class ActivityContext:
                 "worker_id": self.worker_id,
             },
         )
+
+    @property
+    def idempotency_key(self) -> str:
+        """An idempotency key for a service that the activity calls: 64 hexadecimal digits, the same in each attempt,
+        and of no other activity. For several calls in one activity, add a name to it.
+
+        It is made of the ids of the activity, its name and its input. So an activity that takes its place has another
+        one, as after a reset, or where the database has lost commits.
+        """
+        place = (self.instance_generation, self.instance_id, self.execution_id, self.activity_id, self.name)
+        return sha256(to_json([*place, from_json(self._input)])).hexdigest()  # read, since the text may be another one
 
     @property
     def cancelled(self) -> bool:
@@ -214,6 +301,79 @@ class ActivityContext:
         For synchronous activities, in place of ``time.sleep``. Asynchronous ones are cancelled at their await.
         """
         return self._run.wait(timeout)
+
+    async def consume(self, limit: HasLimitUse, units: int) -> None:
+        """Count units that the activity has used in the rate of a limit, such as the tokens of a model's reply. So a
+        limit with ``rate=Rate(200_000, per=86_400)`` is a budget: it is counted after the fact, also above the rate,
+        and then the limit admits nothing until the window has room again.
+
+        They count immediately, whatever becomes of the activity, and again with each attempt. After a lost connection
+        they may count twice. A sync activity calls ``anyio.from_thread.run(ctx.consume, limit, units)``. In a context
+        that a test makes, nothing is counted.
+
+        Args:
+            limit: a limit, or a key as of ``tokens.key("acme")``.
+            units: an integer from 0.
+
+        Raises:
+            InvalidLimit: it is no limit, has keys and none is named, or no app declares it.
+            InvalidOptions: ``units`` is no integer from 0.
+            ActivityMisuse: the worker's database keeps no limits.
+        """
+        use = check_limit(limit)._use
+        check_declared(limit)
+        if not check_integer(units, "units") or self._commit_part is None:
+            return
+        charging = next((guest for guest in self._guests.values() if isinstance(guest, ChargesLimits)), None)
+        if charging is None:
+            raise ActivityMisuse(f"limit {use.limit!r} cannot count units: the worker's database keeps no limits")
+        await charging.charge_limit(use, units)
+
+    async def put_blob(self, source: BlobSource) -> Blob:
+        """Keep large data outside the database; return the small value that names it, for results and states.
+
+        If the attempt is repeated, it puts another blob; one that no row names is deleted later. A sync activity calls
+        ``anyio.from_thread.run(ctx.put_blob, path)``. In a wake: ``wake.context.put_blob``.
+
+        Args:
+            source: bytes, a ``pathlib.Path``, a file that is open for reading bytes, or an async iterator of bytes. At
+                most `limits.MAX_BLOB_BYTES`; a part of it is in memory, the rest in a temporary file.
+
+        Raises:
+            ActivityMisuse: the worker has no blob store, or a test has made this context.
+            PayloadTooLarge, InvalidInput: of the source.
+            BlobStoreFailed: the store fails.
+        """
+        return await self._blobs().put(source)
+
+    def open_blob(self, blob: Blob) -> AsyncIterator[bytes]:
+        """Return the data of a blob as a stream: parts of up to 1 MiB, each of them checked.
+
+        ::
+
+            async for part in ctx.open_blob(document): ...
+
+        Raises:
+            ActivityMisuse: as `put_blob`.
+            PayloadUnreadable: from the iterator: the blob is lost, was altered, or has no key here.
+            BlobStoreFailed: from the iterator: the store fails. All parts before are right.
+        """
+        return self._blobs().open(blob)
+
+    async def save_blob(self, blob: Blob, path: BlobPath) -> None:
+        """Write the data of a blob to a file, which is there when all of it was checked, or not at all.
+
+        Raises:
+            ActivityMisuse, PayloadUnreadable, BlobStoreFailed: as `open_blob`.
+            OSError: the file cannot be written.
+        """
+        await self._blobs().save(blob, path)
+
+    def _blobs(self) -> OpensBlobs:
+        found = next((guest for guest in self._guests.values() if isinstance(guest, OpensBlobs)), None)
+        if found is None:
+            raise ActivityMisuse("there is no blob store: give the worker one, Worker(…, blobs=Blobs(store))")
+        return found
 
     def _enlist(self, participant: AnyParticipant) -> None:
         """Commit ``participant`` with this activity's result (see `Participant`); call it on the event loop.
@@ -271,6 +431,31 @@ class ActivityContext:
         """The outcome under which the worker's metrics count a run that has a result."""
         return self._run.outcome
 
+    @property
+    def _result_codec(self) -> Codec | None:
+        """Codec of the activity's result; None in a context that a test makes."""
+        return None if self._definition is None else self._definition.result_codec
+
+    @property
+    def _done(self) -> set[tuple[str, str]]:
+        """What this run has done once, by keys and names: for `affinity.once`."""
+        if self._run.done is None:
+            self._run.done = set()
+        return self._run.done
+
+    def _repeats(self) -> Callable[[], None]:
+        """Return a function for a middleware to call before each call of the code inside it. From the second call on,
+        what the code has done once since the first one may be asked for again: it is found in the tables.
+        """
+        before: list[frozenset[tuple[str, str]]] = []
+
+        def begin() -> None:
+            if not before:
+                before.append(frozenset(self._done))
+            self._done.intersection_update(before[0])
+
+        return begin
+
     def _cancel(self, reason: str) -> None:
         """Cancel the run; called by the worker. The first reason stays."""
         self._run.set(reason)
@@ -291,5 +476,5 @@ def settle(participants: Iterable[AnyParticipant], applied: bool) -> None:
     for each in participants:
         try:
             call_sync(each.settled, applied)
-        except Exception:
-            _LOGGER.exception("a participant of an activity failed")
+        except Exception as error:
+            _LOGGER.exception("a participant of an activity failed", exc_info=redacted(error))

@@ -6,7 +6,8 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
@@ -15,20 +16,32 @@ from typing import Any, Final, Protocol, TypeVar, cast, overload, runtime_checka
 from pydantic_core import to_json
 
 from affinity.errors import InvalidApp, InvalidId, OrchestrationMisuse
-from affinity.limits import MAX_SCHEMAS_BYTES, check_code_name
+from affinity.limits import MAX_SCHEMAS_BYTES, check_code_name, check_tag
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.context import OrchestrationContext
 from affinity.orchestration.definitions import (
     DEFINITION_ATTRIBUTE,
+    ActivityDefaults,
     ActivityDefinition,
     Definition,
     OrchestrationDefinition,
     Prefetch,
     check_decorators,
+    check_retry,
+    check_timeout,
     definition_of,
     qualname,
     refuse_other_context,
 )
+from affinity.orchestration.gates import HasLimitUse, check_uses
+from affinity.orchestration.middleware import (
+    MiddlewareForm,
+    Observer,
+    ObserverForm,
+    check_middleware,
+    check_observer,
+)
+from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.schemas import interface_of, schemas_of
 from affinity.records import Hydrate
 from affinity.user_code import is_interactive, is_rerun
@@ -184,6 +197,9 @@ class KernelApp:
         self._session_listeners: list[SessionListener] = []
         self._resources: list[Destroyable] = []
         self._declared: dict[str, dict[str, Declaration]] = {}
+        self._middleware: list[Callable[..., Any]] = []
+        self._inner_middleware: dict[str, tuple[Callable[..., Any], ...]] = {}  # of included apps, by their activities
+        self._observers: list[Observer] = []
 
     @property
     def activities(self) -> Mapping[str, ActivityDefinition]:
@@ -204,25 +220,57 @@ class KernelApp:
     def activity(self, function: ActivityForm, /) -> ActivityForm: ...
     @overload
     def activity(
-        self, *, name: str | None = None, prefetch: Prefetch | None = None
+        self,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+        limits: Sequence[HasLimitUse] = (),
+        tag: str | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Callable[[ActivityForm], ActivityForm]: ...
     def activity(
-        self, function: Callable[..., Any] | None = None, *, name: str | None = None, prefetch: Prefetch | None = None
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeout: float | timedelta | None = None,
+        limits: Sequence[HasLimitUse] = (),
+        tag: str | None = None,
+        prefetch: Prefetch | None = None,
     ) -> Any:
         """Register an activity, sync or async, under ``name`` or its own name.
+
+        ``retry``, ``timeout``, ``limits`` and ``tag`` count for each call of `OrchestrationContext.schedule_activity`
+        with this function that does not have its own. A change of them counts for later calls; work that is scheduled
+        already keeps what it has.
 
         Args:
             function: the activity, if the decorator is used without arguments.
             name: of the activity.
+            retry: the retry policy; None: one attempt.
+            timeout: seconds, or a timedelta, that one attempt may take; None: any time.
+            limits: where it waits for room before it runs: see `ActivityFuture.limited`. The app declares them.
+            tag: only workers with this tag run it: see `ActivityFuture.with_tag`.
             prefetch: for guests: what the activity begins with. None: nothing that a guest keeps.
 
         Raises:
             InvalidApp: the name is taken or not allowed, or the signature is not (context) or (context, input).
-            InvalidOptions: ``prefetch.most`` is no integer from 0.
+            InvalidOptions: an option is out of range; ``prefetch.most`` is no integer from 0.
+            InvalidLimit: a limit is refused, or the app has another one of its name.
+            InvalidId: the tag is not allowed.
         """
+        defaults = ActivityDefaults(
+            retry=check_retry(retry),
+            timeout=check_timeout(timeout),
+            tag=None if tag is None else check_tag(tag),
+            limits=check_uses(limits),
+        )
 
         def register(function: ActivityForm) -> ActivityForm:
-            definition = ActivityDefinition(_name_of(function, name, "activity"), function, prefetch)
+            called = _name_of(function, name, "activity")
+            definition = ActivityDefinition(called, function, prefetch, defaults=defaults, limits=limits)
             refuse_other_context(definition.description, function, ActivityContext)
             self._add_activity(definition)
             _attach(function, definition)
@@ -259,6 +307,56 @@ class KernelApp:
             return function
 
         return register if function is None else register(function)
+
+    def middleware(self, function: MiddlewareForm, /) -> MiddlewareForm:
+        """Register a function that goes around each activity, wake, step and tool of the app. ::
+
+            @app.middleware
+            async def timed(call: affinity.MiddlewareCall, next: affinity.Next) -> Any:
+                began = time.monotonic()
+                try:
+                    return await next()
+                finally:
+                    SECONDS.labels(call.kind, call.name).observe(time.monotonic() - began)
+
+        The first one that is registered is the outermost. What it returns is the result of the call, and what it raises
+        is the call's error, with its retries and its ``timeout``. It may call ``next`` again, or not at all. Around a
+        function that is not async, one that is not async runs in the same thread, without ``await``; around other code
+        it has a thread of its own, which waits.
+
+        Those of an included app go around what that app brings, inside the ones of this app. Code of orchestrations has
+        none, since it is replayed: see `observe_turns`.
+
+        Raises:
+            InvalidApp: it is not a function of two arguments.
+        """
+        check_middleware(function)
+        self._middleware = [one for one in self._middleware if not is_rerun(one, function) and one is not function]
+        self._middleware.append(function)
+        return function
+
+    def observe_turns(self, function: ObserverForm, /) -> ObserverForm:
+        """Register a function that is called with each turn of an orchestration that a worker has committed: for
+        metrics and logs. It is not called in replay, and not for a turn whose commit was lost. It runs on the event
+        loop, so it must not block; what it raises is logged, and changes nothing. A worker that is killed behind the
+        commit does not call it.
+
+        Raises:
+            InvalidApp: it is not a function of one argument, or async.
+        """
+        check_observer(function)
+        self._observers = [one for one in self._observers if not is_rerun(one, function) and one is not function]
+        self._observers.append(function)
+        return function
+
+    @property
+    def observers(self) -> tuple[Observer, ...]:
+        """The functions that `observe_turns` has registered."""
+        return tuple(self._observers)
+
+    def middleware_of(self, activity: str) -> tuple[Callable[..., Any], ...]:
+        """The middleware around an activity, or the wakes that it runs; the first one is the outermost."""
+        return (*self._middleware, *self._inner_middleware.get(activity, ()))
 
     def find_orchestration(self, name: str, version: str | None = None) -> OrchestrationDefinition | None:
         """Return the orchestration in that version, or in the latest; None if it is not registered.
@@ -373,6 +471,9 @@ class KernelApp:
             self.include(resource)
         for noun, declarations in other._declared.items():
             self._declared.setdefault(noun, {}).update(declarations)
+        inner = {name: other.middleware_of(name) for name in other._activities}
+        self._inner_middleware |= {name: middleware for name, middleware in inner.items() if middleware}
+        self._observers += [one for one in other._observers if one not in self._observers]
 
     def registered(self) -> dict[str, dict[str, str]]:
         """A digest of each function by name: ``orchestrations`` (``name@version``), ``activities``, and by kind the
@@ -406,6 +507,12 @@ class KernelApp:
             if room >= 0:
                 fitting.setdefault(kind, {})[name] = interface
         return fitting
+
+    @property
+    def guest_activities(self) -> frozenset[str]:
+        """Names of the activities of session listeners, which are no code of the application itself."""
+        layers = [one for one in self._session_listeners if isinstance(one, HasFunctions)]
+        return frozenset(name for one in layers for name in one._functions().activities)
 
     def check(self) -> None:
         """Resolve every annotation, and check the migrations of the listeners, as a worker does at its start.

@@ -19,6 +19,7 @@ from pydantic_core import from_json
 from affinity.errors import InvalidApp, NotSerializable, problem_of
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, check_depth, check_payload
 from affinity.readback import MAX_DIGITS, ReadBack, find_loss, find_part, is_one_shot
+from affinity.records import FRAME, raise_unreadable
 from affinity.user_code import as_error, pass_interrupt
 
 
@@ -52,8 +53,8 @@ class Codec:
         """Return ``value`` as JSON text.
 
         Raises:
-            NotSerializable: it does not fit the declared type, JSON cannot represent it, or a reader would get another
-                value.
+            NotSerializable: it does not fit the declared type, JSON cannot represent it, a reader would get another
+                value, or would take it for an encoded payload.
             PayloadTooLarge: the text is over the limit, or nested too deep.
         """
         if self._takes_iterators and is_one_shot(value):  # its items can be read once
@@ -65,6 +66,8 @@ class Codec:
                 pass_interrupt(error)
                 self._refuse_unread(value)
                 value, text = self._encode_converted(value)
+        if text.startswith(_FRAMED):
+            raise self._refusal(f"a text that begins with {FRAME!r} would be taken for an encoded payload")
         if len(text) > self._short:  # a shorter one is neither too deep nor too large
             self._check_size(text)
         if self._is_plain and "null" not in text and len(text) <= MAX_DIGITS:
@@ -80,6 +83,7 @@ class Codec:
         try:
             return self._adapter.validator.validate_json(text, by_alias=True, by_name=True)
         except BaseException as error:  # the type may be the application's
+            raise_unreadable(text)
             raise self._refusal(problem_of(as_error(error))) from error
 
     def _encode_converted(self, value: Any) -> tuple[Any, str]:
@@ -124,6 +128,7 @@ class Codec:
         return NotSerializable(f"{self.what} must be {_type_name(self.declared)}: {problem}")
 
 
+_FRAMED: Final = f'"{FRAME}'
 _NOT_VALUES: Final = (
     (is_one_shot, "an iterator can be read once: make it a list"),
     (inspect.isawaitable, "it has no value before it is awaited: await it first"),
@@ -139,6 +144,7 @@ def read_json(text: str) -> Any:
     try:
         return from_json(text, allow_inf_nan=False)
     except (ValueError, TypeError) as error:
+        raise_unreadable(text)
         raise NotSerializable(f"not JSON: {error}") from error
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -25,18 +25,28 @@ from typing import (
 )
 
 from affinity.errors import InvalidOptions, OrchestrationMisuse
-from affinity.limits import MAX_CUSTOM_STATUS_BYTES, MAX_HOLD_SECONDS, check_code_name, check_id, seconds_of
+from affinity.headers import NO_HEADERS
+from affinity.limits import (
+    MAX_CUSTOM_STATUS_BYTES,
+    MAX_HOLD_SECONDS,
+    check_code_name,
+    check_id,
+    check_labels,
+    seconds_of,
+)
 from affinity.orchestration import events as ev
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.combine import Gather, Select, Selected, WaitAny
 from affinity.orchestration.definitions import (
+    AS_DEFINED,
     MISSING,
     ActivityDefinition,
     Definition,
     OrchestrationDefinition,
     definition_of,
     one_input,
+    options_of,
 )
 from affinity.orchestration.futures import (
     ActivityFuture,
@@ -49,11 +59,13 @@ from affinity.orchestration.futures import (
     TimerFuture,
     TypedEventFuture,
 )
+from affinity.orchestration.instance_values import InstanceValues
 from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import DurableFuture, Scheduler, refuse_awaitable
 from affinity.orchestration.signals import ContinueAsNewSignal
 from affinity.orchestration.typed import Event, EventValue, ReceivedEvent, encode_raised
 from affinity.orchestration.waits import SessionMoved, check_event_name
+from affinity.records import Labels
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -76,7 +88,7 @@ AsyncActivityWithoutInput: TypeAlias = Callable[[ActivityContext], Coroutine[Any
 
 
 class ActivityOptions(TypedDict, total=False):
-    """Options of `OrchestrationContext.schedule_activity`."""
+    """Options of `OrchestrationContext.schedule_activity`; without one, that of the activity's definition counts."""
 
     retry: RetryPolicy | None
     timeout: float | timedelta | None
@@ -87,6 +99,7 @@ class NewInstanceOptions(TypedDict, total=False):
 
     instance_id: str | None
     version: str | None
+    labels: Labels | None
 
 
 DEFAULT_HOLD_SECONDS: Final = 3600.0
@@ -106,9 +119,9 @@ class OrchestrationContext(Generic[N_contra]):
         execution_id: 1, and one more after each ``continue_as_new``.
         name: under which the orchestration is registered.
         version: on which this instance runs.
-        session_id: with which the instance, or its parent, was started (`Client.start`), or None. It is in the logs and
-            spans of the orchestration, and of its activities without a session. No activity runs on that session
-            unless it is stamped with ``on_session``.
+        session_id: for which the instance, or its parent, was started (``for_session`` of `Client.start`), or None. It
+            is in the logs and spans of the orchestration, and of its activities without a session. No activity runs on
+            that session unless it is stamped with ``on_session``.
     """
 
     __slots__ = ("_definition", "_scheduler", "_status", "execution_id", "instance_id", "name", "session_id", "version")
@@ -135,6 +148,13 @@ class OrchestrationContext(Generic[N_contra]):
         """
         seconds = self._scheduler.scheduled_for
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the event that this branch of the code has received last, or those of the start, if the event
+        has none; see `affinity.use_headers`. What the branch schedules, starts and sends next has the same ones.
+        """
+        return self._scheduler.headers or NO_HEADERS
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -167,16 +187,18 @@ class OrchestrationContext(Generic[N_contra]):
         activity: Callable[..., Any] | str,
         input: Any = MISSING,
         *,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
+        retry: RetryPolicy | None = AS_DEFINED,
+        timeout: float | timedelta | None = AS_DEFINED,
     ) -> ActivityFuture[Any]:
         """Schedule an activity: it runs at least once, on any worker, and its result is recorded exactly once.
+
+        Options that are left out are those of `App.activity`. An activity that is given by name has none of these.
 
         Args:
             activity: a registered function, or the name of one that another application registers.
             input: its input, if it takes one.
-            retry: the retry policy; without it, one attempt.
-            timeout: seconds, or a timedelta, that one attempt may take.
+            retry: the retry policy; None: one attempt.
+            timeout: seconds, or a timedelta, that one attempt may take; None: any time.
 
         Raises:
             InvalidInput: the input does not fit its annotation, or an option is out of range.
@@ -185,11 +207,8 @@ class OrchestrationContext(Generic[N_contra]):
             ActivityError: at the await, if the activity failed; a subclass names the kind.
         """
         self._scheduler.require_running()
-        if retry is not None and not isinstance(retry, RetryPolicy):
-            raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r}")
-        seconds = None if timeout is None else _timeout(timeout)
         reference = target_reference(activity, input, ActivityDefinition, "schedule_activity")
-        return ActivityFuture(self._scheduler, reference, retry, seconds)
+        return ActivityFuture(self._scheduler, reference, options_of(activity, retry, timeout))
 
     def schedule_timer(self, delay: float | timedelta) -> DurableFuture[None]:
         """Schedule a timer: ``delay`` seconds, or a timedelta, by the database's clock. A negative delay counts as 0.
@@ -278,9 +297,7 @@ class OrchestrationContext(Generic[N_contra]):
         self._scheduler.require_running()
         released = self.session_id if session_id is None else session_id
         if released is None:
-            raise OrchestrationMisuse(
-                "release_session: the instance was started without a session id: name the session"
-            )
+            raise OrchestrationMisuse("release_session: the instance was started for no session: name the session")
         self._scheduler.pending.append(ev.SessionReleased(check_id(released, "session id")))
 
     @overload
@@ -303,6 +320,7 @@ class OrchestrationContext(Generic[N_contra]):
         *,
         instance_id: str | None = None,
         version: str | None = None,
+        labels: Labels | None = None,
     ) -> DurableFuture[Any]:
         """Schedule a sub-orchestration: another instance, whose result is awaited.
 
@@ -311,16 +329,19 @@ class OrchestrationContext(Generic[N_contra]):
             input: its input, if it takes one.
             instance_id: of the child; by default derived from this instance's id and the id of the event.
             version: to start; by default the latest version on the worker where the child first runs.
+            labels: of the child, as of `Client.start`; by default those of this instance.
 
         Raises:
-            InvalidInput: the input does not fit its annotation, or the id is not allowed.
+            InvalidInput: the input does not fit its annotation, or the id or a label is not allowed.
             OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited,
                 or it was given several.
             OrchestrationFailed: at the await, if the child raised.
             OrchestrationCancelled: at the await, if the child was cancelled.
             InstanceExists: at the await, if the id was taken.
         """
-        new = self._new_instance(orchestration, input, instance_id, version, "schedule_sub_orchestration")
+        self._scheduler.require_running()
+        reference = target_reference(orchestration, input, OrchestrationDefinition, "schedule_sub_orchestration")
+        new = self._new_instance(reference, instance_id, version, labels)
         return ChildFuture(self._scheduler, *new)
 
     @overload
@@ -343,6 +364,7 @@ class OrchestrationContext(Generic[N_contra]):
         *,
         instance_id: str | None = None,
         version: str | None = None,
+        labels: Labels | None = None,
     ) -> DurableFuture[str]:
         """Start another instance, which is no child: it is not awaited, nor cancelled or deleted with this one.
 
@@ -355,25 +377,36 @@ class OrchestrationContext(Generic[N_contra]):
             input: its input, if it takes one.
             instance_id: by default the id of this instance with a random number, so that it is free.
             version: to start; by default the latest version on the worker where it first runs.
+            labels: as of `Client.start`; by default those of this instance.
 
         Raises:
-            InvalidInput: the input does not fit its annotation, or the id is not allowed.
+            InvalidInput: the input does not fit its annotation, or the id or a label is not allowed.
             OrchestrationMisuse: the function is not a registered orchestration, or its input is missing or not awaited,
                 or it was given several.
         """
-        new = self._new_instance(orchestration, input, instance_id, version, "start_detached")
+        self._scheduler.require_running()
+        reference = target_reference(orchestration, input, OrchestrationDefinition, "start_detached")
+        new = self._new_instance(reference, instance_id, version, labels)
         return DetachedFuture(self._scheduler, *new)
 
     def _new_instance(
-        self, target: object, input: Any, instance_id: str | None, version: str | None, where: str
-    ) -> tuple[tuple[str, str, Codec | None], str | None, str | None]:
+        self,
+        reference: tuple[str, str, Codec | None],
+        instance_id: str | None,
+        version: str | None,
+        labels: Labels | None,
+    ) -> tuple[tuple[str, str, Codec | None], str | None, str | None, Labels | None]:
         """The arguments of a `NewInstanceFuture`."""
-        self._scheduler.require_running()
         if instance_id is not None:
             check_id(instance_id, "instance id")
         if version is not None:
             check_code_name(version, "orchestration version")
-        return target_reference(target, input, OrchestrationDefinition, where), instance_id, version
+        return (
+            reference,
+            instance_id,
+            version,
+            self._scheduler.labels if labels is None else check_labels(labels) or None,
+        )
 
     @overload
     def raise_event(self, instance_id: str, name: EventValue[Any]) -> None: ...
@@ -572,6 +605,30 @@ class OrchestrationContext(Generic[N_contra]):
         return TimeFuture(self._scheduler)
 
     @property
+    def values(self) -> InstanceValues:
+        """The values of the instance, by key: set here, read by clients."""
+        return InstanceValues(self._scheduler)
+
+    @property
+    def labels(self) -> Labels:
+        """The labels of this instance, by which listings find it. `continue_as_new` keeps them."""
+        return dict(self._scheduler.labels or {})
+
+    def set_labels(self, labels: Labels) -> None:
+        """Replace the labels of this instance, as in ``ctx.set_labels({**ctx.labels, "tier": "gold"})``. The change is
+        recorded in the history, and listings show it with the commit of this step. Equal labels record nothing.
+
+        Raises:
+            InvalidOptions: they are no mapping, or more than `limits.MAX_LABELS`.
+            InvalidId: a key or a value is not allowed.
+        """
+        self._scheduler.require_running()
+        wanted = check_labels(labels)
+        if wanted != (self._scheduler.labels or {}):
+            self._scheduler.labels = wanted or None
+            self._scheduler.pending.append(ev.LabelsSet(wanted))
+
+    @property
     def custom_status(self) -> Any:
         """The custom status, as plain JSON values; None while there is none. `continue_as_new` keeps it."""
         text = self._scheduler.custom_status
@@ -628,13 +685,6 @@ def _not_registered(target: object, definition: Definition | None, kind: type[De
 
 def _encode_untyped(value: Any, what: str) -> str:
     return "null" if value is MISSING else Codec(Any, what).encode(value)
-
-
-def _timeout(value: float | timedelta) -> float:
-    seconds = seconds_of("timeout", value)
-    if seconds <= 0:
-        raise InvalidOptions(f"timeout must be above 0, not {value!r}")
-    return seconds
 
 
 def _hold(session_id: str | None, duration: float | timedelta | None) -> ev.Hold | None:

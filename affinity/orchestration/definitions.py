@@ -13,9 +13,11 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar, cast
 
 from pydantic import BaseModel
 
-from affinity.errors import InvalidApp, NotSerializable, OrchestrationMisuse
-from affinity.limits import check_integer
+from affinity.errors import InvalidApp, InvalidOptions, NotSerializable, OrchestrationMisuse
+from affinity.limits import check_integer, seconds_of
 from affinity.orchestration.codec import Codec
+from affinity.orchestration.gates import LimitUses
+from affinity.orchestration.retry import RetryPolicy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +30,16 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+
+class _AsDefined:
+    """Marks an option of a call that was left out, which differs from None."""
+
+    def __repr__(self) -> str:
+        return "<as defined>"
+
+
+AS_DEFINED: Final[Any] = _AsDefined()
 
 _NO_INPUT: Final = "null"
 DEFINITION_ATTRIBUTE: Final = "__affinity_definition__"
@@ -153,19 +165,82 @@ class Prefetch(NamedTuple):
     most: int  # how much of it, as the guest counts
 
 
+class ActivityDefaults(NamedTuple):
+    """The options of an activity's definition, which count for each call of `schedule_activity` that has none."""
+
+    retry: RetryPolicy | None = None
+    timeout: float | None = None  # seconds
+    tag: str | None = None
+    limits: LimitUses = ()
+
+
+NO_DEFAULTS: Final = ActivityDefaults()
+
+
+def check_retry(retry: object) -> RetryPolicy | None:
+    """Return the retry policy of an activity, or None.
+
+    Raises:
+        InvalidOptions: it is something else.
+    """
+    if retry is not None and not isinstance(retry, RetryPolicy):
+        raise InvalidOptions(f"retry must be a RetryPolicy, not {retry!r:.80}")
+    return retry
+
+
+def check_timeout(timeout: object) -> float | None:
+    """Return the seconds that an attempt of an activity may take; None: any time.
+
+    Raises:
+        InvalidOptions: it is no number of seconds above 0, and no timedelta.
+    """
+    seconds = None if timeout is None else seconds_of("timeout", timeout)
+    if seconds is not None and seconds <= 0:
+        raise InvalidOptions(f"timeout must be above 0, not {timeout!r:.80}")
+    return seconds
+
+
 class ActivityDefinition(Definition):
     """A registered activity."""
 
     kind = "activity"
 
-    def __init__(self, name: str, function: Callable[..., Any], prefetch: Prefetch | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        prefetch: Prefetch | None = None,
+        *,
+        defaults: ActivityDefaults = NO_DEFAULTS,
+        limits: Sequence[object] = (),
+    ) -> None:
         super().__init__(name, function)
+        self.defaults: ActivityDefaults = defaults
+        """See `App.activity`."""
+        self.limits: tuple[object, ...] = tuple(limits)
+        """The limits of its ``defaults``, as they were given."""
         self.is_async: bool = is_async(function)
         """Whether a call returns a coroutine; other activities run in a thread."""
         if prefetch is not None:
             check_integer(prefetch.most, "prefetch")
         self.prefetch: Prefetch | None = prefetch
         """See `App.activity`."""
+
+
+def options_of(activity: object, retry: object = AS_DEFINED, timeout: object = AS_DEFINED) -> ActivityDefaults:
+    """Return the options of a call of an activity: those of the call, and in place of what it lacks those of the
+    activity's definition. One that is given by name has none.
+
+    Raises:
+        InvalidOptions: an option is out of range.
+    """
+    definition: ActivityDefinition | None = getattr(activity, DEFINITION_ATTRIBUTE, None)
+    options = NO_DEFAULTS if definition is None else definition.defaults
+    if retry is not AS_DEFINED:
+        options = options._replace(retry=check_retry(retry))
+    if timeout is not AS_DEFINED:
+        options = options._replace(timeout=check_timeout(timeout))
+    return options
 
 
 class OrchestrationDefinition(Definition):

@@ -24,6 +24,7 @@ from affinity.errors import (
     decisive_error,
     text_of_error,
 )
+from affinity.headers import Headers
 from affinity.limits import MAX_BATCH_BYTES, MAX_BUFFERED_EVENTS, UNREAD_EXACT
 from affinity.orchestration import events as ev
 from affinity.orchestration.context import OrchestrationContext
@@ -41,8 +42,8 @@ from affinity.orchestration.scheduler import (
 )
 from affinity.orchestration.signals import ContinueAsNewSignal, OrchestrationCancelledSignal
 from affinity.orchestration.sources import describe_sources, first_source, raising_source
-from affinity.records import constructor, frozen
-from affinity.telemetry import enter_instance, enter_session
+from affinity.records import Labels, constructor, frozen
+from affinity.telemetry import enter_instance, enter_labelled, enter_session
 from affinity.tracing import MAX_LINKS
 from affinity.user_code import orchestration_code
 
@@ -59,6 +60,7 @@ _ANSWERS: Final[dict[type[ev.Event], type[CommandFuture[Any]]]] = {
 """Inputs that answer a command, and the kind of future that they settle."""
 
 _NOTHING: Final[Mapping[int, ev.Hold]] = {}
+_NO_SENT: Final[Mapping[int, Headers]] = {}
 
 
 @frozen(kw_only=True)
@@ -85,6 +87,9 @@ class Step:
     ended_holds: Sequence[int]
     """Waits that held a session before the step and are over."""
 
+    headers: Mapping[int, Headers]
+    """The headers with which commands were requested, by event id; without those that were requested with none."""
+
     unread: int | None
     """External events that the code has not read, rounded down from `limits.UNREAD_EXACT` on; None: unchanged."""
 
@@ -99,7 +104,7 @@ class Execution:
         definition: the orchestration, in the version that the instance started with.
         instance_id: of the instance.
         execution_id: 1, and one more after each ``continue_as_new``.
-        session_id: that the instance was started with; shown by logs, traces and the context.
+        session_id: for which the instance was started; shown by logs, traces and the context.
         traced: a replay notes the line of each request, for its errors. That costs nearly as much as the replay.
     """
 
@@ -159,6 +164,7 @@ class Execution:
         # Empty, but for what is set here: the code begins with the same values on each worker, and in each replay.
         self._variables = Context()
         self._variables.run(enter_instance, instance_id)
+        self._variables.run(enter_labelled, self._scheduler)
         self._variables.run(enter_session, session_id)
         self._variables.run(orchestration_code.set, definition.description)
         self._lineage: ev.Lineage = ()
@@ -190,9 +196,19 @@ class Execution:
         return self._scheduler.scheduled_for
 
     @property
+    def headers(self) -> Headers | None:
+        """The headers with which it was started."""
+        return self._scheduler.start_headers
+
+    @property
     def custom_status(self) -> str | None:
         """The last custom status, of this execution or of a former one, as JSON text; None: there is none."""
         return self._scheduler.custom_status
+
+    @property
+    def labels(self) -> Labels | None:
+        """Labels of the instance; None: it has none."""
+        return self._scheduler.labels
 
     @property
     def asked_in(self) -> str | None:
@@ -236,6 +252,12 @@ class Execution:
         if not isinstance(event, (ev.SubOrchestrationCompleted, ev.SubOrchestrationFailed)):
             return False
         return any(execution_id == one.execution_id and event.schedule_id <= one.event_id for one in self._lineage)
+
+    def accept_values(self, former: Mapping[str, str]) -> None:
+        """Take the values of the instance, as JSON texts by key: before the first step, or after a replay. Those that
+        this execution has set are among them, and do not matter.
+        """
+        self._scheduler.values.former = former
 
     def replay(self, history: Iterable[ev.Event]) -> None:
         """Rebuild the state from the whole history of this execution; only a fresh object can do so.
@@ -363,8 +385,13 @@ class Execution:
             consumed=consumed,
             holds=begun,
             ended_holds=over,
+            headers=self._take_headers() if self._scheduler.sent_headers else _NO_SENT,
             unread=self._report_unread() if self._unread != 0 or self._scheduler.inbox.buffered else None,
         )
+
+    def _take_headers(self) -> Mapping[int, Headers]:
+        sent, self._scheduler.sent_headers = self._scheduler.sent_headers, {}
+        return sent
 
     def _report_unread(self) -> int | None:
         before, self._unread = self._unread, self._rounded_unread()
@@ -422,6 +449,8 @@ class Execution:
         self._scheduler.inbox.carry(event.carried)
         self._scheduler.custom_status = event.custom_status
         self._scheduler.scheduled_for = event.scheduled_for
+        self._scheduler.start_headers = self._scheduler.headers = event.headers
+        self._scheduler.labels = event.labels
         self.has_keys = self.has_keys or any(carried.key is not None for carried in event.carried)
         self.parent, self.started_in, self.began = event.parent, event.trace, event.time
         self._main = Task(self._scheduler, _body(self.definition, self._context, event.input))
@@ -435,7 +464,7 @@ class Execution:
         scheduler.history.record_input(event)
         if event.trace is not None:
             self._note_sender(event, event.trace)
-        scheduler.inbox.arrive(event.name, event.data, event.key)
+        scheduler.inbox.arrive(event.name, event.data, event.key, event.headers)
         self.has_keys = self.has_keys or event.key is not None
         if scheduler.inbox.buffered > MAX_BUFFERED_EVENTS and not scheduler.history.replaying:
             raise ExecutionLimitReached(f"more than {MAX_BUFFERED_EVENTS} unread external events")

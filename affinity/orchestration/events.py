@@ -14,8 +14,10 @@ from dataclasses import field, fields
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from affinity.errors import ErrorDetails
+from affinity.headers import Headers
+from affinity.orchestration.gates import LimitUses
 from affinity.orchestration.retry import RetryPolicy
-from affinity.records import frozen
+from affinity.records import Labels, frozen
 
 RawJson: TypeAlias = str
 """JSON text."""
@@ -59,6 +61,8 @@ class CarriedEvent(NamedTuple):
     data: RawJson
     key: str | None = None
     """As of `EventRaised`."""
+    headers: Headers | None = None
+    """As of `EventRaised`."""
 
 
 Carried: TypeAlias = tuple[CarriedEvent, ...]
@@ -93,6 +97,12 @@ class OrchestrationStarted:
     """Custom status of the former execution, if there was one."""
     scheduled_for: float | None = None
     """The tick of the schedule that has started the instance, in Unix seconds."""
+    labels: Labels | None = None
+    """Labels of the instance; None: it has none."""
+    continued: bool = False
+    """Whether a former execution went on with this one, so that it may have left values."""
+    headers: Headers | None = field(default=None, compare=False)
+    """With which it was started (`affinity.headers`)."""
     trace: str | None = field(default=None, compare=False)
     """Trace context in which it was started (`affinity.tracing`); no code depends on it."""
 
@@ -132,6 +142,8 @@ class EventRaised:
     data: RawJson
     key: str | None = None
     """With which it was raised, at most once; a reply to it is stored under this key."""
+    headers: Headers | None = field(default=None, compare=False)
+    """With which it was raised (`affinity.headers`)."""
     trace: str | None = field(default=None, compare=False)
     """Trace context in which it was raised (`affinity.tracing`); no code depends on it."""
     asked: bool = field(default=False, compare=False)
@@ -195,6 +207,12 @@ class ActivityScheduled:
     """Seconds after which it fails when it was not started."""
     parked: bool = False
     """Whether it is parked until a guest queues it."""
+    default_tag: bool = False
+    """Whether the tag is that of the activity's definition, and not of this call."""
+    limits: LimitUses = ()
+    """The limits at which it waits."""
+    priority: int = 0
+    """Work of a greater priority goes first."""
 
 
 @frozen()
@@ -284,6 +302,7 @@ class SubOrchestrationScheduled:
     version: str | None
     instance_id: str
     input: RawJson
+    labels: Labels | None = None
 
 
 @frozen()
@@ -301,6 +320,7 @@ class DetachedStarted:
     version: str | None
     instance_id: str
     input: RawJson
+    labels: Labels | None = None
 
 
 @frozen()
@@ -331,6 +351,34 @@ class CustomStatusSet:
     """The custom status that the orchestration has set."""
 
     value: RawJson
+
+
+@frozen()
+class ValueSet:
+    """A value of the instance that the orchestration has set; None: it has cleared it."""
+
+    key: str
+    value: RawJson | None = None
+
+
+@frozen()
+class ValuesCleared:
+    """The orchestration has cleared all values of the instance."""
+
+
+@frozen()
+class ValueRead:
+    """What ``ctx.values.get()`` found of a former execution; None: nothing."""
+
+    key: str
+    value: RawJson | None = None
+
+
+@frozen()
+class LabelsSet:
+    """The labels that the orchestration has set, in place of those before."""
+
+    labels: Labels
 
 
 # --- outcomes -------------------------------------------------------------------------------------------------------
@@ -402,6 +450,10 @@ Command: TypeAlias = (
     | GuidCreated
     | TimeRead
     | CustomStatusSet
+    | ValueSet
+    | ValuesCleared
+    | ValueRead
+    | LabelsSet
 )
 Event: TypeAlias = Input | Command | Outcome
 
@@ -420,6 +472,8 @@ _PAYLOADS: Final[dict[type[Event], tuple[str, ...]]] = {
 }
 """The fields of an event that may be large."""
 
+_OF_VALUES: Final = (ValueSet, ValueRead)
+
 _CARRYING: Final = (OrchestrationStarted, ContinuedAsNew)
 """The classes that have unread external events too."""
 
@@ -428,6 +482,8 @@ def payload_size(event: Event) -> int:
     """The approximate number of characters of the event as text."""
     if type(event) is ActivityCompleted:  # nearly always
         return len(event.result)
+    if isinstance(event, _OF_VALUES):
+        return len(event.value or "")
     size = 0
     for name in _PAYLOADS[type(event)]:
         size += len(getattr(event, name))

@@ -11,11 +11,22 @@ from affinity import errors
 from affinity.limits import MAX_ID_BYTES, MAX_TIMER_SECONDS, check_id, check_tag, is_number, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
+from affinity.orchestration.definitions import ActivityDefaults
+from affinity.orchestration.gates import (
+    DEFAULT_PRIORITY,
+    HasLimitUse,
+    LimitUses,
+    add_uses,
+    check_declared,
+    check_priority,
+    check_uses,
+)
 from affinity.orchestration.inbox import Arrival
-from affinity.orchestration.retry import RetryPolicy
 from affinity.orchestration.scheduler import CommandFuture, Scheduler
 from affinity.orchestration.typed import Event, ReceivedEvent
 from affinity.orchestration.waits import MOVED, SessionMoved, moved_name
+from affinity.records import Labels
+from affinity.redaction import redacted_text
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -43,32 +54,32 @@ class ActivityFuture(CommandFuture[T]):
         "_codec",
         "_fail_after",
         "_input",
+        "_limits",
         "_name",
+        "_options",
         "_ordered",
         "_parked",
-        "_retry",
+        "_priority",
         "_session_id",
         "_tag",
-        "_timeout",
         "_wait",
         "scheduled",
     )
 
     def __init__(
-        self,
-        scheduler: Scheduler,
-        reference: tuple[str, str, Codec | None],
-        retry: RetryPolicy | None,
-        timeout: float | None,
+        self, scheduler: Scheduler, reference: tuple[str, str, Codec | None], options: ActivityDefaults
     ) -> None:
-        """``reference``: its name, its input as JSON text, and the codec of its result."""
+        """``reference``: its name, its input as JSON text, and the codec of its result. ``options``: those of the call
+        in place of those of its definition.
+        """
         CommandFuture.__init__(self, scheduler)  # not `super()`, which costs as much as the rest
         self._name, self._input, self._codec = reference
-        self._retry = retry
-        self._timeout = timeout
+        self._options = options
         self._session_id: str | None = None
         self._ordered = False
         self._tag: str | None = None
+        self._limits: LimitUses | None = None
+        self._priority: int | None = None
         self._wait: float | None = None
         self._fail_after: float | None = None
         self._parked = False
@@ -116,7 +127,8 @@ class ActivityFuture(CommandFuture[T]):
         return self
 
     def with_tag(self, tag: str) -> ActivityFuture[T]:
-        """Run the activity on a worker with this tag (`RuntimeOptions.tags`); call it before the next await.
+        """Run the activity on a worker with this tag (`RuntimeOptions.tags`), in place of that of its definition; call
+        it before the next await.
 
         With a session: the session takes the tag of its first work and keeps it. Work with another tag then fails with
         `SessionTagMismatch`; work without a tag runs where the session is.
@@ -133,6 +145,57 @@ class ActivityFuture(CommandFuture[T]):
             if self._tag is not None:
                 raise errors.OrchestrationMisuse(f"{self.description} has the tag {self._tag!r} already")
             self._tag = check_tag(tag)
+        except errors.AffinityError:
+            self.refuse()
+            raise
+        return self
+
+    def limited(self, *limits: HasLimitUse) -> ActivityFuture[T]:
+        """Let the activity wait until all of these limits have room for it, and those of its definition; call it before
+        the next await. Of a limit that the definition names too, the place named here counts. With no arguments, the
+        activity has no limits.
+
+        It waits before a worker can fetch it, and takes its slots in one transaction, all or none. In a retry's pause
+        it has none, and then waits again.
+
+        Args:
+            limits: `affinity.Limit` objects without keys, or keys as of ``limit.key("acme")``; at most
+                ``limits.MAX_GATE_LIMITS``, with those of the definition.
+
+        Raises:
+            InvalidLimit: one is something else, has keys and none is named, comes twice, or no app declares it; or
+                there are too many.
+            OrchestrationMisuse: the activity is scheduled already, or has limits of this call.
+        """
+        try:
+            self._check_unscheduled()
+            if self._limits is not None:
+                raise errors.OrchestrationMisuse(f"{self.description} has limits already: name all of them in one call")
+            uses = add_uses(self._options.limits, check_uses(limits))
+            for limit in limits:
+                check_declared(limit)
+        except errors.AffinityError:
+            self.refuse()
+            raise
+        self._limits = uses
+        return self
+
+    def with_priority(self, priority: int) -> ActivityFuture[T]:
+        """Let the activity go before work of a lower priority, at its limits and among work that a worker may take;
+        call it before the next await. Work that waits rises in time, so that none waits for ever.
+
+        Args:
+            priority: an integer from 0, the default, to ``limits.MAX_PRIORITY``; the greatest goes first.
+
+        Raises:
+            InvalidInput: it is something else.
+            OrchestrationMisuse: the activity is scheduled already, or has a priority.
+        """
+        try:
+            self._check_unscheduled()
+            if self._priority is not None:
+                raise errors.OrchestrationMisuse(f"{self.description} has the priority {self._priority} already")
+            self._priority = check_priority(priority)
         except errors.AffinityError:
             self.refuse()
             raise
@@ -167,7 +230,8 @@ class ActivityFuture(CommandFuture[T]):
         if self.schedule_id > 0 or self.settled:
             raise errors.OrchestrationMisuse(
                 f"{self.description} is scheduled already: "
-                "call on_session and with_tag before the next await, also before an await of its id"
+                "call on_session, with_tag, limited and with_priority before the next await, also before an await of "
+                "its id"
             )
 
     def deliver(self, event: ev.ActivityCompleted | ev.ActivityFailed) -> None:
@@ -183,17 +247,21 @@ class ActivityFuture(CommandFuture[T]):
         return ev.ActivityCancelled(self.schedule_id)
 
     def _command(self) -> ev.ActivityScheduled:
+        retry, timeout, tag, limits = self._options
         return ev.ActivityScheduled(
             self._name,
             self._input,
             self._session_id,
-            self._retry,
-            self._timeout,
+            retry,
+            timeout,
             self._ordered,
-            self._tag,
+            self._tag or tag,
             self._wait,
             self._fail_after,
             self._parked,
+            self._tag is None and tag is not None,
+            limits if self._limits is None else self._limits,
+            self._priority or DEFAULT_PRIORITY,
         )
 
     def _scheduled(self, recorded: ev.Event) -> None:
@@ -256,6 +324,9 @@ class EventFuture(CommandFuture[T]):
 
     _has_effect = False
 
+    _is_internal: ClassVar[bool] = False
+    """Whether no sender has caused the event: the code goes on with the headers that it has."""
+
     def __init__(self, scheduler: Scheduler, name: str, codec: Codec | None, hold: ev.Hold | None = None) -> None:
         super().__init__(scheduler)
         # A wait that is never awaited is no mistake: its event stays in the inbox.
@@ -271,7 +342,9 @@ class EventFuture(CommandFuture[T]):
 
     def result(self) -> T:
         """Return the event's data, and mark the event as read."""
-        self._scheduler.inbox.read(self)
+        arrival = self._scheduler.inbox.read(self)
+        if arrival is not None and not self._is_internal:
+            self._scheduler.receive_headers(arrival.headers)
         return super().result()
 
     def accepts(self, arrival: Arrival) -> bool:
@@ -288,7 +361,7 @@ class EventFuture(CommandFuture[T]):
         history.record_command(ev.EventRefused(self.schedule_id, self.name, error))
         arrival.refusals.append(_REPLAYED if history.replaying else self._declared)
         self._scheduler.logger.warning(
-            "event %r does not fit the type of the wait and stays unread: %s", self.name, error
+            "event %r does not fit the type of the wait and stays unread: %s", self.name, redacted_text(error)
         )
         return False
 
@@ -384,6 +457,8 @@ class MovedFuture(EventFuture[SessionMoved]):
 
     __slots__ = ("_session_id",)
 
+    _is_internal = True
+
     def __init__(self, scheduler: Scheduler, session_id: str) -> None:
         scheduler.watch(session_id)
         super().__init__(scheduler, moved_name(session_id), MOVED)
@@ -397,7 +472,7 @@ class MovedFuture(EventFuture[SessionMoved]):
 class NewInstanceFuture(CommandFuture[T]):
     """The future of an instance to start."""
 
-    __slots__ = ("_codec", "_input", "_instance_id", "_name", "_version")
+    __slots__ = ("_codec", "_input", "_instance_id", "_labels", "_name", "_version")
 
     def __init__(
         self,
@@ -405,12 +480,14 @@ class NewInstanceFuture(CommandFuture[T]):
         reference: tuple[str, str, Codec | None],
         instance_id: str | None,
         version: str | None,
+        labels: Labels | None,
     ) -> None:
         """``reference``: its orchestration, its input as JSON text, and the codec of its result."""
         super().__init__(scheduler)
         self._name, self._input, self._codec = reference
         self._instance_id = instance_id
         self._version = version
+        self._labels = labels
 
 
 class ChildFuture(NewInstanceFuture[T]):
@@ -440,7 +517,7 @@ class ChildFuture(NewInstanceFuture[T]):
     def _command(self) -> ev.Command:
         # The position of an event is the same in replay, and so is the id.
         instance_id = self._instance_id or _default_id(self._scheduler, self._scheduler.execution_id)
-        return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input)
+        return ev.SubOrchestrationScheduled(self._name, self._version, instance_id, self._input, self._labels)
 
     def _cancelled_error(self) -> Exception:
         return errors.OrchestrationCancelled("cancelled by its parent")
@@ -479,7 +556,7 @@ class DetachedFuture(NewInstanceFuture[str]):
             # Random, and not compared in replay. It outlives this instance, which may be deleted and created again.
             number = crc32(self._scheduler.history.new_guid().encode())
             instance_id = _default_id(self._scheduler, number)
-        return ev.DetachedStarted(self._name, self._version, instance_id, self._input)
+        return ev.DetachedStarted(self._name, self._version, instance_id, self._input, self._labels)
 
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.DetachedStarted)  # the history has matched the type
@@ -511,6 +588,44 @@ class GuidFuture(_ValueFuture[str]):
     def _scheduled(self, recorded: ev.Event) -> None:
         assert isinstance(recorded, ev.GuidCreated)  # the history has matched the type
         self.settle(recorded.value)
+
+
+class InstanceValueFuture(_ValueFuture[Any]):
+    """The future of ``values.get``: the value is that of the call, not of the await. It records nothing if this
+    execution knows the value at the call.
+    """
+
+    __slots__ = ("_clearings", "_codec", "_found", "_key")
+
+    _description = "values.get()"
+
+    def __init__(self, scheduler: Scheduler, key: str, codec: Codec | None) -> None:
+        super().__init__(scheduler)
+        values = scheduler.values
+        self._key = key
+        self._codec = codec
+        self._found = values.get(key)
+        self._clearings = values.clearings
+        if values.knows(key):
+            self._settle_with(self._found)
+
+    def _hold_back(self) -> bool:
+        """A read that began later would find later values."""
+        return False
+
+    def _settle_with(self, text: str | None) -> None:
+        if text is None:
+            self.settle(None)
+        else:
+            self._settle_decoded(self._codec, text)
+
+    def _command(self) -> ev.Command:
+        return ev.ValueRead(self._key, self._found)
+
+    def _scheduled(self, recorded: ev.Event) -> None:
+        assert isinstance(recorded, ev.ValueRead)  # the history has matched the type
+        self._scheduler.values.note_read(self._key, recorded.value, self._clearings)
+        self._settle_with(recorded.value)
 
 
 class TimeFuture(_ValueFuture[datetime]):

@@ -1,12 +1,14 @@
 """The history of one execution, while it is written and while it is read again.
 
 The same code runs in both cases. Live, a command of the orchestration becomes the next event. In replay, it must match
-the next recorded event. ``_IDENTITY`` lists the compared fields: the activity, its session, whether it is ordered
-there, and its tag; the delay of a timer, the name of an event and the session that its wait holds, the
-sub-orchestration. Events that are sent to other instances are compared by the receiver, the name, and the order.
+the next recorded event. ``_IDENTITY`` lists the compared fields: the activity, its session, and whether it is ordered
+there; the delay of a timer, the name of an event and the session that its wait holds, the sub-orchestration. A tag is
+compared unless it is that of the activity's definition. Events that are sent to other instances are compared by the
+receiver, the name, and the order.
 
-Inputs are not compared: code may change how it formats them, and the recorded result is used. Timeouts and the duration
-of a hold are not compared either: they change no result.
+Inputs are not compared: code may change how it formats them, and the recorded result is used. Retry policies,
+timeouts, limits, priorities and the duration of a hold are not compared either: they change no result. The recorded
+ones are used.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _held(event: ev.EventAwaited) -> str | None:
 
 
 _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
-    ev.ActivityScheduled: attrgetter("name", "session_id", "ordered", "tag"),
+    ev.ActivityScheduled: attrgetter("name", "session_id", "ordered"),
     ev.ActivityCancelled: attrgetter("schedule_id"),
     ev.TimerCreated: attrgetter("delay"),
     ev.TimerCancelled: attrgetter("schedule_id"),
@@ -48,6 +50,8 @@ _IDENTITY: Final[dict[type[ev.Event], Callable[[Any], object]]] = {
     ev.SubOrchestrationCancelled: attrgetter("schedule_id"),
     ev.DetachedStarted: lambda event: (event.name, _DEFAULT_ID.sub(r"/:\1", event.instance_id)),
     ev.EventSent: attrgetter("instance_id", "name"),
+    ev.ValueSet: attrgetter("key"),
+    ev.ValueRead: attrgetter("key"),
 }
 """The fields that must match, beside the type of a command. Events that are not listed match by type alone."""
 
@@ -197,7 +201,16 @@ class History:
         identity = _IDENTITY.get(type(event))
         if type(recorded) is not type(event) or (identity is not None and identity(recorded) != identity(event)):
             raise self.mismatch(recorded, describe(event))
+        if isinstance(event, ev.ActivityScheduled) and not _may_have_tag(recorded, event):
+            raise self.mismatch(recorded, describe(event))
         return recorded
+
+
+def _may_have_tag(recorded: Any, event: ev.ActivityScheduled) -> bool:
+    """Whether the code may have scheduled the activity with the recorded tag. One of a definition may change: then the
+    recorded tag is used.
+    """
+    return bool(recorded.tag == event.tag or recorded.default_tag or event.default_tag)
 
 
 def describe(event: ev.Event) -> str:
@@ -213,7 +226,7 @@ def describe(event: ev.Event) -> str:
             identity = _arguments(name)
         case ev.OrchestrationFailed(error_type=error_type, message=message):
             identity = f"{error_type}: {truncate(message, MAX_ID_BYTES)}"
-        case ev.EventReplied(key=name):
+        case ev.EventReplied(key=name) | ev.ValueSet(key=name) | ev.ValueRead(key=name):
             identity = _arguments(name)
         case ev.SessionWatched(session_id=name) | ev.SessionReleased(session_id=name):
             identity = _arguments(name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
 
+from affinity.headers import Headers
 from affinity.orchestration.events import Carried, CarriedEvent
 
 
@@ -49,6 +50,8 @@ class Arrival:
     key: str | None
     refusals: list[object] = field(default_factory=list)
     """The types that it does not fit, of the waits that have refused it."""
+    headers: Headers | None = None
+    """The headers with which it was raised."""
 
 
 class Inbox:
@@ -66,15 +69,15 @@ class Inbox:
         self._waiting: dict[str, deque[EventWait]] = {}
         self._unread: dict[EventWait, Arrival] = {}
 
-    def arrive(self, name: str, data: str, key: str | None = None) -> None:
+    def arrive(self, name: str, data: str, key: str | None = None, headers: Headers | None = None) -> None:
         """Give a new event to the first wait for its name, or buffer it."""
         self._arrivals += 1
-        self._place(name, Arrival(self._arrivals, data, key))
+        self._place(name, Arrival(self._arrivals, data, key, headers=headers))
 
     def carry(self, carried: Carried) -> None:
         """Take over the unread events of the former execution; they precede all that arrived in this one."""
-        for order, (name, data, key) in enumerate(carried, 1 - len(carried)):
-            self._place(name, Arrival(order, data, key))
+        for order, (name, data, key, headers) in enumerate(carried, 1 - len(carried)):
+            self._place(name, Arrival(order, data, key, headers=headers))
 
     def wait(self, future: EventWait) -> None:
         """Give the future the oldest event of its name that it accepts, now or on arrival."""
@@ -94,9 +97,9 @@ class Inbox:
             if not queue:
                 del self._waiting[future.name]
 
-    def read(self, future: EventWait) -> None:
-        """Mark the event of this future as read."""
-        self._unread.pop(future, None)
+    def read(self, future: EventWait) -> Arrival | None:
+        """Mark the event of this future as read. Return it; None: it was read before."""
+        return self._unread.pop(future, None)
 
     def give_back(self, future: EventWait) -> None:
         """Give the unread event of a cancelled future to the next wait."""
@@ -113,7 +116,7 @@ class Inbox:
         held = [(arrival, name) for name, buffer in self._buffers.items() for arrival in buffer]
         held += [(arrival, future.name) for future, arrival in self._unread.items()]
         held.sort(key=lambda each: each[0].order)
-        return tuple(CarriedEvent(name, arrival.data, arrival.key) for arrival, name in held)
+        return tuple(CarriedEvent(name, arrival.data, arrival.key, arrival.headers) for arrival, name in held)
 
     def _place(self, name: str, arrival: Arrival) -> None:
         taker = next((future for future in self._waiting.get(name, ()) if future.accepts(arrival)), None)

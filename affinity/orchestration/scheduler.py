@@ -26,6 +26,7 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from affinity.errors import Nondeterminism, NotSerializable, OrchestrationMisuse
+from affinity.headers import Headers
 from affinity.operators import (
     ARITHMETIC,
     ASYNC_BLOCK,
@@ -42,6 +43,9 @@ from affinity.orchestration.history import History
 from affinity.orchestration.inbox import EventWait, Inbox
 from affinity.orchestration.signals import BranchCancelledSignal, ExecutionClosedSignal
 from affinity.orchestration.sources import CodeLine, TracedRequests, describe_sources, waiting_source
+from affinity.orchestration.values import Values
+from affinity.records import Labels
+from affinity.redaction import redacted
 from affinity.user_code import pass_interrupt
 
 T = TypeVar("T")
@@ -69,10 +73,12 @@ class Scheduler:
         "current",
         "custom_status",
         "execution_id",
+        "headers",
         "held",
         "history",
         "inbox",
         "instance_id",
+        "labels",
         "logger",
         "never_awaited",
         "outstanding",
@@ -80,10 +86,14 @@ class Scheduler:
         "ready",
         "refused",
         "scheduled_for",
+        "sent_headers",
         "serves",
         "session_id",
+        "stamped",
+        "start_headers",
         "stopped",
         "tasks",
+        "values",
         "watched",
     )
 
@@ -110,8 +120,20 @@ class Scheduler:
         """Futures created and not awaited or combined yet. A future that is left at the end is a forgotten await."""
         self.custom_status: str | None = None
         """As JSON text; until this execution sets one, the custom status of the former execution."""
+        self.values: Values = Values()
+        """The values of the instance."""
+        self.labels: Labels | None = None
+        """Of the instance, as the code has set them last; None: it has none."""
         self.scheduled_for: float | None = None
         """Tick of the schedule that has started the instance, in Unix seconds."""
+        self.start_headers: Headers | None = None
+        """Headers with which the instance was started."""
+        self.headers: Headers | None = None
+        """Headers of the task that runs now, or has run last."""
+        self.sent_headers: dict[int, Headers] = {}
+        """Headers with which the commands of this step were requested, by event id."""
+        self.stamped: dict[object, Headers | None] = {}
+        """Requests that are older than the headers which their task has now, with those that it had."""
         self.asks: dict[str, str] = {}
         """Trace contexts of asks without a reply, by key."""
         self.serves: str = ""
@@ -141,15 +163,39 @@ class Scheduler:
         """Schedule what was requested. This can settle futures, and thereby resume or cancel tasks."""
         try:
             while self.pending:
-                command = self.pending.popleft()
+                command, before = self.pending.popleft(), self.history.position
                 if isinstance(command, CommandFuture):
                     command.schedule()
                 else:
+                    if type(command) is ev.ValueSet and not self.history.replaying:
+                        self.values.check_number()
                     self.history.record_command(command)
+                if self.headers is not None or self.stamped:
+                    self._note_headers(command, before)
         except Nondeterminism as error:
             traced = self.pending.source if isinstance(self.pending, TracedRequests) else None
             error.source = describe_sources([traced or _owner_source(command)])
             raise
+
+    def receive_headers(self, headers: Headers | None) -> None:
+        """Note that the code has received an event with these headers: what its task requests from now on has them. An
+        event without headers leaves those of the start.
+        """
+        new = self.start_headers if headers is None else headers
+        if new is self.headers:
+            return
+        for command in self.pending:
+            self.stamped.setdefault(command if isinstance(command, CommandFuture) else id(command), self.headers)
+        self.headers = new
+        if self.current is not None:
+            self.current.headers = new
+
+    def _note_headers(self, command: CommandFuture[Any] | ev.Command, before: int) -> None:
+        """Note the headers of a request that may be recorded now, behind this position."""
+        stamp = command if isinstance(command, CommandFuture) else id(command)
+        headers = self.stamped.pop(stamp, self.headers)
+        if headers is not None and self.history.position > before and not self.history.replaying:
+            self.sent_headers[self.history.position] = headers
 
     def watch(self, session_id: str) -> None:
         """Subscribe to the session's moves, once per execution.
@@ -260,6 +306,7 @@ class Scheduler:
         self.outstanding.clear()
         self.held.clear()
         self.never_awaited.clear()
+        self.stamped.clear()
         self.inbox = Inbox()
 
     def close(self) -> None:
@@ -356,6 +403,28 @@ class DurableFuture(Generic[T]):
         self.refuse()
         raise OrchestrationMisuse(
             f"{self.description} cannot have a tag: call with_tag on what schedule_activity returns"
+        )
+
+    def limited(self, *limits: Any) -> DurableFuture[T]:
+        """Only activities wait at limits: see ``ActivityFuture.limited``.
+
+        Raises:
+            OrchestrationMisuse: always.
+        """
+        self.refuse()
+        raise OrchestrationMisuse(
+            f"{self.description} cannot have limits: call limited on what schedule_activity returns"
+        )
+
+    def with_priority(self, priority: int) -> DurableFuture[T]:
+        """Only activities have a priority: see ``ActivityFuture.with_priority``.
+
+        Raises:
+            OrchestrationMisuse: always.
+        """
+        self.refuse()
+        raise OrchestrationMisuse(
+            f"{self.description} cannot have a priority: call with_priority on what schedule_activity returns"
         )
 
     @property
@@ -529,10 +598,13 @@ class Task(DurableFuture[T]):
         "_started",
         "_throw",
         "_variables",
+        "headers",
     )
 
     def __init__(self, scheduler: Scheduler, coroutine: Coroutine[Any, Any, T]) -> None:
         super().__init__(scheduler)
+        self.headers: Headers | None = scheduler.headers
+        """The headers of the event that its code has received last, or those of its creator, or of the start."""
         self._coroutine = coroutine
         self._awaited: DurableFuture[Any] | None = None
         self._throw: BaseException | None = None
@@ -567,6 +639,7 @@ class Task(DurableFuture[T]):
             return
         scheduler = self._scheduler
         scheduler.current = self
+        scheduler.headers = self.headers
         run, coroutine = self._variables.run, self._coroutine
         try:
             awaited = run(coroutine.send, None) if throw is None else run(coroutine.throw, throw)
@@ -668,7 +741,7 @@ class Task(DurableFuture[T]):
             self._scheduler.drop_unscheduled()
         if self._signal is not None and error is not None and error is not self._signal and self._owner is not None:
             self._scheduler.logger.warning(
-                "%s failed in its cleanup after cancellation", self.description, exc_info=error
+                "%s failed in its cleanup after cancellation", self.description, exc_info=redacted(error)
             )
         self.settle(value, error)
 

@@ -59,6 +59,11 @@ def moved_name(session_id: str) -> str:
     return _MOVED_PREFIX + session_id
 
 
+def watched_session(name: str) -> str | None:
+    """The session whose moves this event is of; None: the event is the application's."""
+    return name.removeprefix(_MOVED_PREFIX) if name.startswith(_MOVED_PREFIX) else None
+
+
 def moved_event(session_id: str) -> EventRaised:
     """The event that an instance which watches the session receives at each change of its holder; `wire.read_message`
     adds where it is now, and why.

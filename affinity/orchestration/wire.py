@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from pydantic_core import to_json
 
-from affinity.errors import ErrorDetails, NotSerializable, details_document
+from affinity.errors import ErrorDetails, NotSerializable, PayloadUnreadable, details_document
+from affinity.headers import Headers, check_headers
 from affinity.limits import MAX_INTEGER, check_id
 from affinity.orchestration.codec import read_json
 from affinity.orchestration.events import (
@@ -32,8 +33,9 @@ from affinity.orchestration.events import (
     ParentRef,
     RawJson,
 )
+from affinity.orchestration.gates import LimitUse, LimitUses
 from affinity.orchestration.retry import RetryPolicy
-from affinity.records import ActivityRun, constructor, frozen
+from affinity.records import FRAME, ActivityRun, Labels, constructor, frozen
 
 ANY_EXECUTION: Final = 0
 """Execution id of a message to the current execution: an external event, or a request to cancel."""
@@ -59,6 +61,16 @@ class ActivityTask:
     """Generation of the instance."""
     trace: str | None = None
     """Trace context in which it was scheduled (`affinity.tracing`)."""
+    limits: LimitUses = ()
+    """The limits at which it has waited."""
+    labels: Labels | None = None
+    """Labels of the instance when the activity was scheduled; None: it had none."""
+    headers: Headers | None = None
+    """The headers with which it is scheduled (`affinity.headers`)."""
+
+    def waits_at(self, limit: str, key: str) -> bool:
+        """Whether it waits at this limit and key; "": at any key."""
+        return any(use.limit == limit and key in {"", use.key} for use in self.limits)
 
 
 _new_task: Final = constructor(ActivityTask)
@@ -67,6 +79,11 @@ _new_task: Final = constructor(ActivityTask)
 def encode_event(event: Event) -> str:
     """Return the event as JSON text."""
     return _WRITERS[type(event)](event)
+
+
+def event_type(text: str) -> str:
+    """Return the type of an event that `encode_event` has written, without parsing the rest."""
+    return text[9 : text.index('"', 9)]
 
 
 def decode_event(text: str) -> Event:
@@ -142,9 +159,11 @@ def activity_task(
     generation: str,
     *,
     trace: str | None = None,
+    headers: Headers | None = None,
+    labels: Labels | None = None,
 ) -> ActivityTask:
     """The task of an activity of an orchestration of that name and version, which was started with this session; the
-    generation of its instance, and the trace context in which it is scheduled.
+    generation and the labels of its instance, and the trace context and the headers with which it is scheduled.
     """
     shown = session_id if event.session_id is None else None
     return _new_task(
@@ -157,6 +176,9 @@ def activity_task(
         tag=event.tag,
         generation=generation,
         trace=trace,
+        limits=event.limits,
+        labels=labels,
+        headers=headers,
     )
 
 
@@ -223,6 +245,8 @@ def _record(cls: type[Any], what: str, obj: object) -> object:
         raise NotSerializable(f"{what} must be a JSON object")
     try:
         return cls(*[_field(column, obj) for column in _COLUMNS[cls]])
+    except PayloadUnreadable:
+        raise
     except Exception as error:  # a stored value can be anything
         raise NotSerializable(f"{what}: {type(error).__name__}: {error}") from error
 
@@ -267,6 +291,8 @@ def _write_boolean(value: bool) -> str:
 
 
 def _raw(value: object) -> str:
+    if value.__class__ is str and value.startswith(FRAME):
+        raise PayloadUnreadable("it is encoded, and this process has no codec")
     return to_json(value).decode()
 
 
@@ -303,16 +329,28 @@ def _write_carried(carried: tuple[CarriedEvent, ...]) -> str:
 
 def _write_carried_event(event: CarriedEvent) -> str:
     key = "" if event.key is None else f',"key":{_quote(event.key)}'
-    return f'{{"name":{_quote(event.name)},"data":{event.data}{key}}}'
+    headers = "" if event.headers is None else f',"headers":{_write_headers(event.headers)}'
+    return f'{{"name":{_quote(event.name)},"data":{event.data}{key}{headers}}}'
 
 
 def _read_carried(value: list[dict[str, Any]]) -> tuple[CarriedEvent, ...]:
     return tuple(
         CarriedEvent(
-            _string(event["name"]), _raw(event["data"]), None if (key := event.get("key")) is None else _string(key)
+            _string(event["name"]),
+            _raw(event["data"]),
+            None if (key := event.get("key")) is None else _string(key),
+            None if (headers := event.get("headers")) is None else _read_headers(headers),
         )
         for event in value
     )
+
+
+def _write_headers(headers: Headers) -> str:
+    return to_json(dict(headers)).decode()
+
+
+def _read_headers(value: dict[str, Any]) -> Headers:
+    return check_headers(value)
 
 
 def _write_lineage(lineage: Lineage) -> str:
@@ -321,6 +359,24 @@ def _write_lineage(lineage: Lineage) -> str:
 
 def _read_lineage(value: list[dict[str, Any]]) -> Lineage:
     return tuple(Ancestor(_integer(one["execution_id"]), _integer(one["event_id"])) for one in value)
+
+
+def _write_limits(uses: LimitUses) -> str:
+    return to_json(uses).decode()
+
+
+def _read_limits(value: list[list[Any]]) -> LimitUses:
+    return tuple(
+        LimitUse(_string(limit), _string(key), _integer(units), _number(weight)) for limit, key, units, weight in value
+    )
+
+
+def _write_labels(labels: Labels) -> str:
+    return to_json(labels).decode()
+
+
+def _read_labels(value: dict[str, Any]) -> Labels:
+    return {_string(key): _string(text) for key, text in value.items()}
 
 
 def read_details(document: dict[str, Any]) -> ErrorDetails:
@@ -353,7 +409,10 @@ _FORMS: Final[dict[str, tuple[Callable[[Any], str], Callable[[Any], Any]]]] = {
     "ParentRef": (_write_tuple, _read_parent),
     "Hold": (_write_tuple, _read_hold),
     "Carried": (_write_carried, _read_carried),
+    "Headers": (_write_headers, _read_headers),
+    "LimitUses": (_write_limits, _read_limits),
     "Lineage": (_write_lineage, _read_lineage),
+    "Labels": (_write_labels, _read_labels),
     "ErrorDetails": (_write_details, read_details),
 }
 """Declared type of a field, without ``| None``: its writer and its reader."""
@@ -375,13 +434,13 @@ def _columns(cls: type[Any]) -> tuple[_Column, ...]:
     return tuple(_column(field.name, str(field.type), field.default) for field in fields(cls))
 
 
-def _type_of(cls: type[Any]) -> str:
+def type_of_event(cls: type[Any]) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
-_TYPES: Final[dict[str, type[Event]]] = {_type_of(cls): cls for cls in EVENTS}
+_TYPES: Final[dict[str, type[Event]]] = {type_of_event(cls): cls for cls in EVENTS}
 _COLUMNS: Final[dict[type[Any], tuple[_Column, ...]]] = {cls: _columns(cls) for cls in (*EVENTS, ActivityTask)}
 _WRITERS: Final[dict[type[Any], Callable[[Any], str]]] = {
-    cls: _compile_writer(cls, f'"type":"{_type_of(cls)}"' if cls in EVENTS else "", columns)
+    cls: _compile_writer(cls, f'"type":"{type_of_event(cls)}"' if cls in EVENTS else "", columns)
     for cls, columns in _COLUMNS.items()
 }

@@ -11,6 +11,7 @@ import anyio
 
 from affinity.errors import ProviderError
 from affinity.provider.contract import Hint, ProviderConnection, merge_changes
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
@@ -109,7 +110,7 @@ class HintSender:
             if hints.workers or owners_of:
                 await self._provider.notify_workers(hints.workers, owners_of)
         except ProviderError as error:  # polls find the work, and other loops report the state of the database
-            logger.debug("a hint was not sent: %s", error)
+            logger.debug("a hint was not sent: %s", redacted(error))
         except anyio.get_cancelled_exc_class():  # for `flush`
             self._waiting.add(hints)
             self._came.set()

@@ -22,11 +22,15 @@ from affinity.provider.contract import (
     FleetLoad,
     InstanceCounts,
     InstanceInfo,
+    InstanceStatus,
     KeyState,
+    MatchingCounts,
     NewWorkItem,
     RegisteredCode,
     SessionInfo,
     SessionMove,
+    SessionUse,
+    StatusCounts,
     Suspension,
     Token,
     TreeMember,
@@ -84,14 +88,14 @@ def _reader(cls: type) -> Callable[[Columns, Time | None], Any]:
 to_key_state: Final = partial(to_record, KeyState)
 to_execution: Final = partial(to_record, ExecutionInfo)
 to_session: Final = partial(to_record, SessionInfo)
-to_session_move: Final = partial(to_record, SessionMove)
+to_session_use: Final = partial(to_record, SessionUse)
 to_tree_member: Final = partial(to_record, TreeMember)
 
 
 def to_instance(row: Columns, time: Time) -> InstanceInfo:
     """Return an instance, with its suspension, if it is suspended."""
-    *own, error_type, message, at, worker_id, code = row
-    info = to_record(InstanceInfo, [*own, None], time)
+    *own, labels, error_type, message, at, worker_id, code = row
+    info = to_record(InstanceInfo, [*own, {} if labels is None else labels_of(labels), None], time)
     if info.status != "suspended":
         return info
     suspension = Suspension(error_type=error_type, message=message, at=time(at), worker_id=worker_id, code=code)
@@ -103,6 +107,35 @@ def to_instance_counts(rows: Sequence[Columns], limit: int) -> InstanceCounts:
     counts = {status: number for status, number, _ in rows}
     *_, last = rows[0] if sum(counts.values()) >= limit else (None,)
     return InstanceCounts(counts=counts, after=last)
+
+
+def to_status_counts(row: Columns, limit: int) -> StatusCounts:
+    """Return the counts of each status up to ``limit``, from the columns of the statement ``count_statuses``."""
+    pending, running, live, failed, cancelled, suspended, completed = row
+    found: dict[InstanceStatus, int] = {
+        "pending": pending,
+        "running": running,
+        "suspended": suspended,
+        "completed": completed,
+        "failed": failed,
+        "cancelled": cancelled,
+    }
+    is_live_cut, is_ended_cut = live > 2 * limit, max(failed, cancelled) > 2 * limit
+    unsure = {"pending": is_live_cut, "running": is_live_cut, "completed": is_ended_cut}
+    return StatusCounts(
+        counts={status: min(number, limit) for status, number in found.items()},
+        at_least=[status for status, number in found.items() if number > limit or unsure.get(status)],
+    )
+
+
+def to_matching_counts(rows: Sequence[Columns], limit: int, time: Time) -> MatchingCounts:
+    """Return the counts by status of a page of ``limit`` instances; each row has the place of the last one."""
+    counts = {status: number for status, number, *_ in rows}
+    after = None
+    if rows and sum(counts.values()) >= limit:
+        _, _, at, instance_id = rows[0]
+        after = (time(at), instance_id)
+    return MatchingCounts(counts=counts, after=after)
 
 
 class OriginRow(NamedTuple):
@@ -138,8 +171,10 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
 
 def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
     """Return a work item as operators see it."""
-    is_later, is_blocked, execution_id, activity_id, name, session_id, worker_id, *rest = row
-    waits: WorkItemState = "blocked" if is_blocked else "delayed" if is_later else "waiting"
+    is_later, is_blocked, is_limited, execution_id, activity_id, name, session_id, worker_id, *rest = row
+    waits: WorkItemState = (
+        "blocked" if is_blocked else "delayed" if is_later else "limited" if is_limited else "waiting"
+    )
     state = waits if worker_id is None else "running"
     key = WorkKey(instance_id, execution_id, activity_id)
     return to_record(WorkItemInfo, [key, name, session_id, state, worker_id, *rest], time)
@@ -158,12 +193,14 @@ def to_locked_item(item: NewWorkItem, token: Token, epoch: int | None) -> WorkIt
         unknown_for=None,
         ordered=item.ordered,
         session_tag=item.tag,
+        limited=item.gate is not None and item.gate.limited,
     )
 
 
 def page_of_moves(rows: Iterable[Columns], time: Time, limit: int, *, newest: bool) -> list[SessionMove]:
     """Return a page in the order of the epochs: the last or the first of the rows."""
-    ordered = sorted([to_session_move(row, time) for row in rows], key=attrgetter("epoch"))
+    moves = [to_record(SessionMove, [*row, json.loads(resources)], time) for *row, resources in rows]
+    ordered = sorted(moves, key=attrgetter("epoch"))
     return ordered[-limit:] if newest else ordered[:limit]
 
 

@@ -27,7 +27,11 @@ def load_statements(package: str, filename: str) -> dict[str, LiteralString]:
     ends = [head.start() for head in heads[1:]] + [len(text)]
     found = {head["name"]: text[head.end() : end].strip().rstrip(";") for head, end in zip(heads, ends, strict=True)}
     assert len(found) == len(heads), f"a statement name stands twice in {package}/{filename}"
-    return {name: _INCLUDE.sub(lambda line: found[line[1]], statement) for name, statement in found.items()}
+
+    def expanded(statement: LiteralString) -> LiteralString:
+        return _INCLUDE.sub(lambda line: expanded(found[line[1]]), statement)
+
+    return {name: expanded(statement) for name, statement in found.items()}
 
 
 _PART: Final = re.compile(r"^ *-- \[(\w+)\n(.*?)^ *-- \1\](?:\n|;|\Z)", re.DOTALL | re.MULTILINE)

@@ -11,9 +11,10 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from affinity.orchestration.overlap import Overlap
     from affinity.schedules.client import Schedule, Schedules, ScheduleState
     from affinity.schedules.reasons import TickReason
-    from affinity.schedules.spec import Overlap, ScheduleTarget
+    from affinity.schedules.spec import ScheduleTarget
 
 __all__ = ["Overlap", "Schedule", "ScheduleState", "ScheduleTarget", "Schedules", "TickReason"]
 

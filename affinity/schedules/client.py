@@ -17,11 +17,11 @@ from affinity.client.registered import RegisteredCalls
 from affinity.errors import Contention, InvalidSchedule, ScheduleDeclared, ScheduleExists, UnknownSchedule
 from affinity.limits import MAX_BACKFILL, MAX_ERROR_BYTES, check_condition, check_limit, check_text, several, truncate
 from affinity.orchestration.context import OrchestrationFunction
+from affinity.orchestration.overlap import Overlap
 from affinity.provider.contract import Provider
 from affinity.schedules.firing import message_of_tick, new_row, start_of_tick, tick_id, with_spec
 from affinity.schedules.reasons import TickReason, explain_schedule
 from affinity.schedules.spec import (
-    Overlap,
     ScheduleOptions,
     ScheduleSpec,
     Target,

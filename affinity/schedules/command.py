@@ -10,15 +10,15 @@ from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, Parsed
+from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, LABEL, Parsed, labels_of
 from affinity.cli.help import HelpGroup
 from affinity.cli.output import clock, counted, pairs, relative, table
 from affinity.cli.shell import PageOptions, Shell, command, confirm, paged, with_client
 from affinity.limits import MAX_PAGE
 from affinity.orchestration import ExternalEvent
+from affinity.orchestration.overlap import Overlap
 from affinity.schedules.client import Schedule, ScheduleCalls
 from affinity.schedules.reasons import TickReason
-from affinity.schedules.spec import Overlap
 
 R = TypeVar("R")
 
@@ -175,7 +175,8 @@ def _timing(function: Callable[..., R]) -> Callable[..., R]:
 @click.option("--due-as", help="Key of the input, an object, that gets the due time.")
 @click.option("--event", metavar="EVENT", help="Send this event to an instance, whose id is in place of ORCHESTRATION.")
 @click.option("--version", help="Version of the orchestration  [default: the latest]")
-@click.option("--session", "session_id", help="Session that the instances work for, as logs and listings show it.")
+@click.option("--for-session", help="Session that the instances work for, as logs and lists show it.")
+@click.option("--label", "labels", multiple=True, type=LABEL, help="Label of the instances; may be repeated.")
 @FORCE
 @_timing
 def create(
@@ -186,6 +187,7 @@ def create(
     value: Any,
     due_as: str | None,
     event: str | None,
+    labels: tuple[tuple[str, str], ...],
     force: bool,
     options: dict[str, Any],
     **given: str | None,
@@ -203,6 +205,8 @@ def create(
       affinity schedules create tick chat-17 --event reminder --every 1h
     """
     more: dict[str, Any] = {key: text for key, text in {**given, "due_as": due_as}.items() if text is not None}
+    if labels:
+        more["labels"] = labels_of(labels)
     if event is not None:
         target: str | ExternalEvent = ExternalEvent(orchestration, event, value)
     else:

@@ -51,14 +51,19 @@ def start_of_tick(spec: ScheduleSpec, instance_id: str, due: datetime, *, now: d
     """Return the instance that a tick starts. With ``now``, its start is delayed by its part of the jitter."""
     assert spec.orchestration is not None
     started = OrchestrationStarted(
-        name=spec.orchestration, version=spec.version or "", input=spec.input_at(due), scheduled_for=due.timestamp()
+        name=spec.orchestration,
+        version=spec.version or "",
+        input=spec.input_at(due),
+        scheduled_for=due.timestamp(),
+        labels=spec.labels or None,
     )
     return NewInstance(
         instance_id=instance_id,
         name=spec.orchestration,
         version=spec.version,
         start=encode_message(ANY_EXECUTION, started),
-        session_id=spec.session_id,
+        session_id=spec.for_session,
+        labels=spec.labels or None,
         delay=0.0 if now is None else _delay(spec, instance_id, due, now),
     )
 
@@ -87,4 +92,4 @@ def message_of_tick(spec: ScheduleSpec, key: str, due: datetime) -> NewMessage:
 def cancellation(instance_id: str, name: str) -> NewMessage:
     """Return the request to cancel the instance of the tick before."""
     request = CancelRequested(reason=f"the next tick of the schedule {name!r} is due")
-    return NewMessage(instance_id=instance_id, payload=encode_message(ANY_EXECUTION, request))
+    return NewMessage(instance_id=instance_id, payload=encode_message(ANY_EXECUTION, request), ends_wait=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Final, TypeAlias, TypedDict, cast
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -27,17 +27,14 @@ from affinity.limits import (
     check_choice,
     check_code_name,
     check_id,
+    check_labels,
 )
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
 from affinity.orchestration.definitions import MISSING, OrchestrationDefinition, definition_of
+from affinity.orchestration.overlap import Overlap
 from affinity.orchestration.typed import ExternalEvent, encode_raised
-from affinity.records import frozen
-
-Overlap: TypeAlias = Literal["skip", "queue", "allow", "cancel"]
-"""The action of a tick while the instance of the tick before has not ended: skip this tick; wait for the end of that
-instance, one tick at most; start beside it; or ask it to end, and wait for that.
-"""
+from affinity.records import Labels, UnreadableText, frozen
 
 LATEST_SECONDS: Final = 60.0
 """Without a catch-up window, the latest tick is fired if it was due at most this long ago."""
@@ -97,8 +94,10 @@ class TickOptions(TypedDict, total=False):
     """
     version: str | None
     """Version of the orchestration; by default the latest that the worker registers."""
-    session_id: str | None
-    """Session id of the instances, as in `Client.start`."""
+    for_session: str | None
+    """Id of the session that the instances work for, as in `Client.start`."""
+    labels: Labels | None
+    """Labels of the instances, as in `Client.start`."""
 
 
 class ScheduleOptions(TickOptions, total=False):
@@ -118,7 +117,8 @@ class ScheduleSpec(BaseModel):
     orchestration: str | None = None  # name; None: an event is sent
     sends: bool = False  # as `ScheduleTarget.sends`
     version: str | None = None
-    session_id: str | None = None
+    for_session: str | None = None
+    labels: dict[str, str] = {}
     instance_id: str | None = None  # that receives the event
     event: str | None = None  # its name
     input: str | None = None  # JSON, of the orchestration or the event; None: the due time
@@ -180,7 +180,8 @@ def read_spec(text: str) -> ScheduleSpec:
     try:
         return ScheduleSpec.model_validate_json(text)
     except ValidationError as error:
-        raise InvalidSchedule(f"the schedule cannot be read: {problem_of(error)}") from error
+        problem = text.error if isinstance(text, UnreadableText) else problem_of(error)
+        raise InvalidSchedule(f"the schedule cannot be read: {problem}") from error
 
 
 def new_spec(target: Target, options: ScheduleOptions) -> ScheduleSpec:
@@ -223,7 +224,7 @@ def _checked(spec: ScheduleSpec) -> ScheduleSpec:
 
 
 _WHEN: Final = frozenset({"cron", "every", "at"})
-_OF_TARGET: Final = frozenset({"input", "due_as", "version", "session_id"})
+_OF_TARGET: Final = frozenset({"input", "due_as", "version", "for_session", "labels"})
 _TIMING: Final = tuple(name for name in ScheduleOptions.__annotations__ if name not in _OF_TARGET)
 
 
@@ -419,9 +420,11 @@ def _target_fields(target: Target, options: ScheduleOptions) -> dict[str, Any]:
         fields = {"orchestration": target.orchestration, "input": target.input, "sends": target.sends}
     else:
         fields = _orchestration_fields(target, value, due_as)
-    for name, what in (("version", "orchestration version"), ("session_id", "session id")):
+    for name, what in (("version", "orchestration version"), ("for_session", "session id")):
         if (given := options.get(name)) is not None:
             fields[name] = check_code_name(given, what) if name == "version" else check_id(given, what)
+    if (labels := options.get("labels")) is not None:
+        fields["labels"] = check_labels(labels)
     return fields
 
 
@@ -456,7 +459,7 @@ def _typed_input(definition: OrchestrationDefinition, value: Any) -> str | None:
 def _event_fields(target: ExternalEvent, options: ScheduleOptions) -> dict[str, Any]:
     if options.get("input", MISSING) is not MISSING or target.idempotency_key is not None:
         raise InvalidSchedule("a scheduled event has its data in the ExternalEvent; each tick has a key of its own")
-    if misplaced := options.keys() & {"version", "session_id"}:
+    if misplaced := options.keys() & {"version", "for_session", "labels"}:
         raise InvalidSchedule(f"an event has no {', '.join(sorted(misplaced))}")
     name, data = encode_raised(target.name, target.data)
     text = None if data == "null" and options.get("due_as") is None else data

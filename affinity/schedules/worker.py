@@ -24,7 +24,9 @@ import anyio
 from affinity.errors import DataRefused, QuotaExceeded
 from affinity.limits import MAX_PAGE, SCHEDULE_STEP
 from affinity.orchestration import KernelApp
-from affinity.provider.contract import NewInstance, NewMessage, Provider, WorkerInfo
+from affinity.orchestration.overlap import on_overlap
+from affinity.provider.contract import NewInstance, NewMessage, Provider
+from affinity.redaction import redacted
 from affinity.schedules.declaring import declared_schedules
 from affinity.schedules.firing import cancellation, message_of_tick, new_row, start_of_tick, tick_id, with_spec
 from affinity.schedules.spec import (
@@ -37,7 +39,7 @@ from affinity.schedules.spec import (
     ticks,
 )
 from affinity.schedules.store.contract import ScheduleRow, ScheduleWrite, keeps_schedules, schedules_of
-from affinity.worker.guests import GuestPart
+from affinity.worker.guests import GuestPart, newest_version
 from affinity.worker.services import WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -152,12 +154,15 @@ class Firing:
         if self.spec.orchestration is None:
             self.messages.append(message_of_tick(self.spec, tick_id(self.row, due), due))
             self.row = replace(self.row, last_due=due)
-        elif not self.row.is_running or self.spec.overlap == "allow" or self.spec.sends:
-            self._start(due)
-        elif self.spec.overlap == "skip" or (self.spec.overlap == "queue" and self.row.queued is not None):
-            self._skip(1)
-        else:
-            self._queue(due)
+            return
+        is_running, has_queued = self.row.is_running and not self.spec.sends, self.row.queued is not None
+        match on_overlap(self.spec.overlap, is_running=is_running, has_queued=has_queued):
+            case "start":
+                self._start(due)
+            case "queue":
+                self._queue(due)
+            case _:
+                self._skip(1)
 
     def _queue(self, due: datetime) -> None:
         """Wait for the end of the instance that runs; a later tick that cancels it replaces an earlier one."""
@@ -208,9 +213,11 @@ class ScheduleLoops(GuestPart):
             self._at = self._monotonic() + seconds
             self._wanted.set()
 
-    async def run_due(self) -> None:
-        """Fire all due ticks."""
-        await self.fire()
+    async def run_due(self) -> float | None:
+        """Fire all due ticks, also of schedules that are about to be declared."""
+        if self._is_first and declared_schedules(self._app):
+            await self.declare_now()
+        return await self.fire()
 
     def starts(self) -> Iterable[tuple[str, str | None]]:
         """Return the orchestrations that declared schedules start."""
@@ -259,7 +266,7 @@ class ScheduleLoops(GuestPart):
     def _put_off(self, row: ScheduleRow, now: datetime, error: Exception) -> ScheduleRow:
         """Return the row of a schedule that cannot be fired now: it is put off, each time for longer."""
         if row.name not in self._late:
-            logger.warning("schedule %s: its tick is late: %s", row.name, error)
+            logger.warning("schedule %s: its tick is late: %s", row.name, redacted(error))
         self._late.add(row.name)
         last = timedelta() if row.retry_at is None or row.updated_at is None else row.retry_at - row.updated_at
         pause = min(max(2 * last, timedelta(seconds=1)), timedelta(seconds=RETRY_SECONDS))
@@ -400,13 +407,6 @@ class ScheduleLoops(GuestPart):
         if not names:
             return []
         return await self._health.call(partial(self._store.list_schedules, sorted(names)), self.declare)
-
-
-def newest_version(workers: Sequence[WorkerInfo], app: str) -> str | None:
-    """Return the newest version of an app's code that live workers run; None if no worker runs it."""
-    alive = [worker for worker in workers if worker.alive and worker.labels.get("app") == app]
-    newest = max(alive, key=lambda each: (each.code_since, each.code_version), default=None)
-    return None if newest is None else newest.code_version
 
 
 def _undeclared(row: ScheduleRow, code: str) -> ScheduleRow:

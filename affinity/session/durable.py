@@ -21,12 +21,10 @@ from hashlib import sha256
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from pydantic_core import from_json
-
 from affinity.errors import InvalidOptions, NotSerializable, ResourceClosed, SessionError
 from affinity.limits import MAX_LABELS, check_depth, check_payload
 from affinity.readback import json_of
-from affinity.records import DurableResource, ResourceStore, SessionMetadata
+from affinity.records import DurableResource, ResourceStore, SessionMetadata, parse_stored
 from affinity.session.resources import OPEN, RESOURCE_LABEL, Resource
 from affinity.session.state import CachedState
 
@@ -67,7 +65,7 @@ async def use_durable(resource: Resource[T], cached: CachedState[Any], ctx: Any)
         if row is None or row.handle is None or cached.metadata.labels.get(RESOURCE_LABEL + resource.name) != found:
             raise ResourceClosed(cached.session_id)
         _set_label(cached, resource, row.resource_id)
-    return await cached.resources.hold(resource, row.resource_id, cached.session_id, from_json(row.handle))
+    return await cached.resources.hold(resource, row.resource_id, cached.session_id, parse_stored(row.handle))
 
 
 async def use_local(resource: Resource[T], cached: CachedState[Any]) -> T:

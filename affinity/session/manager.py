@@ -30,8 +30,8 @@ from affinity.session.transfer import (
     Lines,
     OnExists,
     Progress,
+    exported_line,
     import_lines,
-    line_of,
     no_progress,
 )
 
@@ -280,7 +280,8 @@ class SessionManager:
 
     @uninterrupted
     async def export(self, sessions: Iterable[str] | SessionFilter = _EVERYTHING) -> AsyncIterator[str]:
-        """Records as lines of JSON, one per record, without the newline; `import_` reads them.
+        """Records as lines of JSON, one per record, without the newline; `import_` reads them. The blobs that they name
+        are kept, as by `Client.keep_blobs`.
 
         Args:
             sessions: texts as for `resolve`, which are all looked up before the first line; or a filter, newest first.
@@ -290,15 +291,16 @@ class SessionManager:
         Raises:
             SessionNotFound, SessionAmbiguous, InvalidId: as for `resolve`.
             SessionLoadFailed: a state is damaged, or packed in a way that this version does not know.
+            BlobStoreFailed: the blob store fails.
         """
         if isinstance(sessions, SessionFilter):
             async for session_id in self._every(sessions):
                 if (record := await self._store.load(session_id)) is not None:
-                    yield line_of(record)
+                    yield await exported_line(self._store, record)
             return
         for session_id in [await self.resolve(text) for text in sessions]:
             if (record := await self._store.load(session_id)) is not None:
-                yield line_of(record)
+                yield await exported_line(self._store, record)
 
     async def _every(self, where: SessionFilter) -> AsyncIterator[str]:
         """The ids of all records that match.

@@ -8,6 +8,7 @@ the block.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -70,6 +71,10 @@ class UnitOfWork(Protocol[S]):
 
     def save_point(self) -> SavePoint:
         """The state to which a block that fails from here on reverts."""
+        ...
+
+    def note_load(self, cached: CachedState[S], resource: str, seconds: float) -> None:
+        """Note how long the session has waited for a resource that it did not use before."""
         ...
 
 
@@ -171,6 +176,9 @@ class StandaloneUnitOfWork(Generic[S]):
 
     def save_point(self) -> SavePoint:
         return SavePoint()
+
+    def note_load(self, cached: CachedState[S], resource: str, seconds: float) -> None:
+        """Nothing: a script holds no session, so no move has caused the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,9 +304,11 @@ class _Opening(Generic[S]):
 
     async def _resource(self, resource: Resource[T]) -> T:
         work, cached = self._opened()
-        if resource.is_durable:
-            return await use_durable(resource, cached, work.ctx)
-        return await use_local(resource, cached)
+        is_load, began = cached.resources.key_of(resource) is None, time.perf_counter()
+        value = await (use_durable(resource, cached, work.ctx) if resource.is_durable else use_local(resource, cached))
+        if is_load:
+            work.note_load(cached, resource.label, time.perf_counter() - began)
+        return value
 
     def _mark_open(self) -> None:
         """Note in the labels of the record that the session has a resource of this process open, under this lease."""

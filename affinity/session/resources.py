@@ -25,7 +25,8 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 import anyio
 
 from affinity.errors import InvalidOptions, ResourceClosed, SessionError
-from affinity.limits import check_id
+from affinity.limits import MAX_ID_BYTES, check_id, truncate
+from affinity.redaction import redacted
 from affinity.tasks import call_here, call_inline, finish, run_code
 from affinity.user_code import call_sync
 
@@ -186,6 +187,11 @@ class Resource(Generic[T]):
     def __len__(self) -> int:
         """How many are opening, open or closing."""
         return len(self._shared)
+
+    @property
+    def label(self) -> str:
+        """Its name for people: of one without a name, the name of the function that opens it."""
+        return self.name or truncate(getattr(self._open, "__name__", type(self._open).__name__), MAX_ID_BYTES)
 
     @property
     def is_durable(self) -> bool:
@@ -373,8 +379,8 @@ async def run_bounded(what: str, callback: Callable[..., Awaitable[None] | None]
     """
     try:
         await call_here(callback, *args, limit=DISPOSE_SECONDS)
-    except Exception:
-        logger.exception("%s failed", what)
+    except Exception as error:
+        logger.exception("%s failed", what, exc_info=redacted(error))
         return False
     return True
 

@@ -439,7 +439,7 @@ def _check_stored(session_id: str | None, store: SessionStore | None) -> None:
     if session_id is None:
         raise SessionError(
             "the activity is on no session, so the state would be lost: stamp it with .on_session(session_id); with"
-            " .on_session(ctx.session_id) where the instance was started with a session_id, which binds no activity by"
+            " .on_session(ctx.session_id) where the instance was started for a session, which binds no activity by"
             " itself; or open the state with allow_transient=True"
         )
     if store is None:

@@ -390,8 +390,13 @@ class StateCache(Generic[E]):
         hydrate_of = Hydrate(entry.epoch, time.perf_counter() - began, entry.bytes or None)
         self._hydrates.append((entry.database, hydrate_of))
 
+    def note_load(self, entry: E, resource: str, seconds: float) -> None:
+        """Note how long a session has waited for a resource that it did not use before."""
+        epoch = entry.epoch if entry.home is None else entry.home[1]
+        self._hydrates.append((entry.database, Hydrate(epoch, seconds, resource=resource)))
+
     def _take_hydrates(self, database: str | None) -> Iterator[Hydrate]:
-        """Each hydrate since the last call, of one database or, with None, of all."""
+        """Each hydrate, and each load of a resource, since the last call, of one database or, with None, of all."""
         for _ in range(len(self._hydrates)):
             found = self._hydrates.popleft()
             if database is None or found[0] == database:

@@ -14,6 +14,7 @@ from affinity.errors import SessionWriteConflict
 from affinity.limits import check_condition, check_text
 from affinity.records import (
     ChildCursor,
+    KeepNamed,
     RecordTimes,
     ResourceStore,
     SessionFilter,
@@ -252,10 +253,13 @@ class RetryingStore:
         reading: RetryingCall,
         writing: RetryingCall,
         resources: ResourceStore | None = None,
+        keep_named: KeepNamed | None = None,
     ) -> None:
         self._store = store
         self.resources: RetryingResources | None = None if resources is None else RetryingResources(resources, reading)
         """The resources of the same database."""
+        self.keep_named: KeepNamed | None = keep_named
+        """Keeps the blobs that exports of records name."""
         self._reading, self._writing = reading, writing
 
     @property

@@ -23,7 +23,15 @@ from pydantic_core import from_json, to_json
 
 from affinity.errors import InvalidInput, SessionLoadFailed, SessionRecordRefused, SessionWriteConflict, problem_of
 from affinity.limits import MAX_ID_BYTES, MAX_INTEGER, MAX_LABELS, MAX_PARTICIPANTS, check_choice, check_id
-from affinity.records import RecordTimes, SessionMetadata, SessionRecord, SessionState, SessionStore, SessionSummary
+from affinity.records import (
+    RecordTimes,
+    SessionMetadata,
+    SessionRecord,
+    SessionState,
+    SessionStore,
+    SessionSummary,
+    keep_named,
+)
 from affinity.session.codec import pack, unpack
 from affinity.session.sessions import Sessions
 
@@ -63,9 +71,13 @@ def _description_of(record: SessionRecord | SessionSummary) -> dict[str, Any]:
     }
 
 
-def line_of(record: SessionRecord) -> str:
-    """The record as one line of JSON, without the newline."""
-    return to_json(readable(record)).decode()
+async def exported_line(store: SessionStore, record: SessionRecord) -> str:
+    """Return the record as one line of JSON, without the newline, and keep the blobs that it names."""
+    document = readable(record)
+    line = to_json(document).decode()
+    # They do not show in a state in base64.
+    await keep_named(store, [line, base64.b64decode(document.get("state_base64", ""))])
+    return line
 
 
 def _state_field(state: bytes) -> dict[str, Any]:

@@ -357,6 +357,10 @@ class SessionWriter(Generic[S]):
             self._open_blocks -= 1
             await self._cache.unpin(cached, self.user)
 
+    def note_load(self, cached: CachedState[S], resource: str, seconds: float) -> None:
+        """Note how long the session has waited for a resource that it did not use before."""
+        self._cache.note_load(cached, resource, seconds)
+
     def save_point(self) -> SavePoint:
         """The state to which a block reverts when it fails, as of now."""
         return SavePoint(self._staged, self._base)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from affinity import client, conversation, schedules, session
+from affinity import client, conversation, flow, schedules, session
+from affinity.client import ClientMiddleware
 from affinity.composed.client import Client as AsyncClient
+from affinity.payloads import Blobs, PayloadCodec
 from affinity.records import SessionStore as AsyncSessionStore
 from affinity.session.stores import RetryingStore
 from affinity.sync.loop import Opening
@@ -35,13 +37,21 @@ class Client(Proxy, of=AsyncClient, without=NOT_HERE):
     `ClientForked` in the child.
     """
 
-    def __init__(self, url: str) -> None:
-        """A client of the database at ``url``.
+    def __init__(
+        self,
+        url: str,
+        *,
+        codec: PayloadCodec | None = None,
+        blobs: Blobs | None = None,
+        middleware: Sequence[ClientMiddleware] = (),
+    ) -> None:
+        """A client of the database at ``url``, with this codec, blob store and middleware: see `affinity.Client`.
 
         Raises:
+            InvalidOptions: ``codec`` is none.
             InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: by the first call, as `affinity.Client`.
         """
-        opened = AsyncClient(url)
+        opened = AsyncClient(url, codec=codec, blobs=blobs, middleware=middleware)
         super().__init__(Opening(opened, url), opened)
 
     def _target(self) -> Any:
@@ -73,6 +83,10 @@ class EventFeed(Items, of=conversation.EventFeed):
 
 class ReplyStream(Items, of=conversation.ReplyStream):
     """`affinity.conversation.ReplyStream`, of a sync client: for a plain ``for``."""
+
+
+class Limits(Proxy, of=flow.Limits):
+    """`affinity.flow.Limits`, of a sync client."""
 
 
 class Pages(Items, of=client.Pages):
@@ -114,7 +128,7 @@ Proxy.forms[RetryingStore] = SessionStore  # which need not be declared as one
 
 
 @contextmanager
-def open_store(url: str) -> Iterator[SessionStore]:
+def open_store(url: str, *, codec: PayloadCodec | None = None, blobs: Blobs | None = None) -> Iterator[SessionStore]:
     """`affinity.open_store` for sync code.
 
     ::
@@ -125,7 +139,7 @@ def open_store(url: str) -> Iterator[SessionStore]:
     Raises:
         InvalidUrl, ConnectionLost, AccessDenied, SchemaMismatch: as `affinity.open_store`.
     """
-    opening = Opening(client.open_store(url), url)
+    opening = Opening(client.open_store(url, codec=codec, blobs=blobs), url)
     try:
         yield SessionStore(opening, opening.open())
     finally:

@@ -15,20 +15,26 @@ import anyio
 import anyio.to_thread
 
 from affinity import errors
+from affinity.around import around, before_each
 from affinity.errors import SessionRecordTooNew
-from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
+from affinity.headers import enter_headers
+from affinity.limits import MAX_NOTED_ERROR_BYTES, MAX_REASON_BYTES, truncate
 from affinity.orchestration import ActivityContext, KernelApp, RetryPolicy
 from affinity.orchestration.definitions import ActivityDefinition, Prefetch
 from affinity.orchestration.events import ActivityCompleted, ActivityFailed, ActivityFailureKind, Event
 from affinity.orchestration.failures import RecordedError, recorded, stack_of
+from affinity.orchestration.middleware import MiddlewareCall
+from affinity.orchestration.signals import RetryAfter
 from affinity.orchestration.wire import ActivityTask, decode_task
 from affinity.provider.contract import Turn, WaitFailure, WorkAbandon, WorkFetch, WorkItem, WorkKey, WorkLock
+from affinity.redaction import redacted, redacted_text
 from affinity.session.stores import RetryingStore
 from affinity.session.writer import current_activity, enter_activity
 from affinity.tasks import CLEANUP_SECONDS, ignore_error, leave_behind, on_left_behind
-from affinity.telemetry import enter_instance, enter_session
+from affinity.telemetry import enter_instance, enter_labelled, enter_session
 from affinity.tracing import attempt_span, enter_attempt, is_in_use
 from affinity.user_code import as_error, call_sync, describe_error, lasting_context, own_context
+from affinity.worker.clients import ClientMaker, WorkerClients
 from affinity.worker.commits import Commits
 from affinity.worker.guests import GuestPart
 from affinity.worker.isolation import Isolation, is_isolated, not_begun, pause_alone
@@ -50,6 +56,9 @@ THREAD_POLL = 0.05
 
 UNKNOWN_PAUSE = 0.5
 """Seconds that a session's unknown item stays invisible, so that another worker can fetch it."""
+
+UNREADABLE_PAUSE = 30.0
+"""Seconds after which an item whose task cannot be decoded comes again: a worker may have its key by then."""
 
 
 class _TimeLimit(NamedTuple):
@@ -83,6 +92,7 @@ class _Running:
     cancelled: str | None = None  # why, once it is cancelled: its outcome is dropped then
     timed_out: bool = False
     staged: StagedResult | None = None
+    retry_after: float | None = None  # seconds until it runs again, which its code has asked for
 
     def cancel(self, reason: str) -> None:
         """Cancel the code: by the flag for sync code, by the exception at the next await for async code."""
@@ -126,10 +136,16 @@ class ActivityRunner:
         commits: Commits,
         guests: Mapping[str, GuestPart],
         spawn: Callable[..., None],
+        clients: ClientMaker | None = None,
     ) -> None:
-        """``spawn`` starts a task of the worker: it receives an async function and its arguments."""
+        """``spawn`` starts a task of the worker: it receives an async function and its arguments. ``clients``: makes
+        the client that activities use.
+        """
         health = services.health
         self._activities = app.activities
+        found = {name: app.middleware_of(name) for name in app.activities}
+        self._middleware = {name: middleware for name, middleware in found.items() if middleware}
+        self._of_guests = app.guest_activities if self._middleware else frozenset()
         self._states = RetryingStore(
             services.provider.states,
             reading=health.retry,
@@ -171,6 +187,7 @@ class ActivityRunner:
         self._left_behind: dict[asyncio.Task[Any], str] = {}  # activities by the tasks whose code goes on
         self._reported = False
         self._variables = lasting_context()  # of the worker's start
+        self._clients = None if clients is None else WorkerClients(clients, services.provider, self._variables.copy())
         self._variables.run(on_left_behind.set, self._note_code)
         services.lease.left_behind = lambda: self.left_behind
         self._empty = anyio.Event()
@@ -236,6 +253,8 @@ class ActivityRunner:
             self._commits.submit_abandon(not_begun(item, self._isolate_after))
             return
         self._locks.add(item.lock)
+        if item.limited:
+            self._commits.limited.add(item.lock)
         if item.attempts <= 1:
             self._observe_queue(item.name, item.queued_for)
         if item.session_id is not None and item.session_epoch is not None:
@@ -252,6 +271,8 @@ class ActivityRunner:
         else:
             try:
                 task = task or decode_task(item.payload)
+            except errors.PayloadUnreadable as error:
+                self._put_off_unreadable(item, error)
             except errors.NotSerializable as error:
                 unreadable = RecordedError(errors.NotSerializable.__name__, f"its task cannot be read: {error}")
                 self._fail(item, "failed", unreadable)
@@ -313,13 +334,19 @@ class ActivityRunner:
             instance_generation=task.generation,
             session_id=item.session_id,
             session_epoch=item.session_epoch,
+            labels=task.labels,
             attempt=item.attempts,
             worker_id=self._worker_id,
+            headers=task.headers,
             session_store=self._states,
             session_listeners=self._sessions.listeners,
             guests=self._access,
             waits=self._waits,
             commit_part=partial(self._commits.commit_part, item.lock),
+            middleware=self._middleware.get(item.name, ()) if self._middleware else (),
+            input=task.input,
+            definition=definition,
+            clients=self._clients,
         )
         running = self._running[item.lock] = _Running(item, context, limit, task, time.monotonic())
         self.size += len(item.payload)
@@ -354,16 +381,20 @@ class ActivityRunner:
         self, activity_id: int, running: _Running, definition: ActivityDefinition, task: ActivityTask
     ) -> Event:
         enter_activity(running.context)
+        enter_headers(task.headers)
         enter_instance(running.context.instance_id)
+        enter_labelled(running.context)
         enter_session(running.item.session_id or task.shown_session)  # None too: the task inherits what was ambient
         if running.limit is not None:
             running.alarm = asyncio.get_running_loop().call_later(running.limit.seconds, running.time_out)
         try:
             arguments = definition.arguments(task.input)
-            if definition.is_async:
+            if running.context._middleware and definition.name not in self._of_guests:
+                value = await self._around(running, definition, arguments)
+            elif definition.is_async:
                 value = await definition.function(running.context, *arguments)
             else:
-                value = await self._in_thread(running, definition, arguments)
+                value = await self._in_thread(running, partial(definition.function, running.context, *arguments))
             result = definition.encode_result(value)
             if participants := running.context._close():
                 running.staged = await StagedResult.of(participants, running.item.session_id)
@@ -376,10 +407,29 @@ class ActivityRunner:
         if running.cancelled is not None:
             raise asyncio.CancelledError(running.cancelled)  # the end is dropped
         if isinstance(end, BaseException):
+            if not running.timed_out and (asked := [e for e in errors.errors_in(end) if isinstance(e, RetryAfter)]):
+                running.retry_after = await self._close_limits(asked, running)
             raise running.error_of(end)
         if running.timed_out:  # the code has ignored that
             raise running.error_of(None)
         return end
+
+    async def _close_limits(self, asked: Sequence[RetryAfter], running: _Running) -> float:
+        """Close the limits that the code has named; return the seconds until it may run again, or 0: it waits there."""
+        pause = 0.0
+        for signal in asked:
+            if signal.limit is not None and await self._close_limit(signal.limit._place, signal, running):
+                continue
+            pause = max(pause, signal.seconds)
+        return pause
+
+    async def _close_limit(self, place: tuple[str, str], signal: RetryAfter, running: _Running) -> bool:
+        """Close a limit; return whether the work waits there."""
+        cause = signal.__cause__ or signal.__context__
+        why = "" if cause is None else f": {type(cause).__name__}"  # its text may hold what no list should show
+        reason = truncate(f"activity {running.item.name}{why}", MAX_REASON_BYTES)
+        closed = [await part.close_limit(place, signal.seconds, reason) for part in self._guests.values()]
+        return any(closed) and running.work.waits_at(*place)
 
     def _handle_end(self, running: _Running, done: asyncio.Task[Event]) -> None:
         """Handle the end of a task, even if it was cancelled before its first step."""
@@ -443,9 +493,24 @@ class ActivityRunner:
             )
         self._reported = is_full
 
-    async def _in_thread(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
+    async def _around(self, running: _Running, definition: ActivityDefinition, arguments: tuple[Any, ...]) -> Any:
+        """Run an activity with the middleware around it."""
+        context = running.context
+        call = MiddlewareCall(
+            kind="activity",
+            name=definition.name,
+            input=arguments[0] if arguments else None,
+            attempt=context.attempt,
+            headers=context.headers,
+            labels=context.labels,
+            context=context,
+        )
+        function = before_each(context._repeats(), partial(definition.function, context, *arguments))
+        return await around(context._middleware, call, function, partial(self._in_thread, running))()
+
+    async def _in_thread(self, running: _Running, function: Callable[[], Any]) -> Any:
         """Run sync code. A thread cannot be killed: once cancelled, it keeps its slot until it returns."""
-        call = partial(self._threads.call, running, definition.function, *arguments)
+        call = partial(self._threads.call, running, function)
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         finally:
@@ -479,11 +544,17 @@ class ActivityRunner:
         item = running.item
         if isinstance(error, errors.SessionWriteConflict) and _is_own(error.session_id, item):
             text = "activity %s of %s: %s; running it again"
-            logger.warning(text, item.name, item.lock.key.instance_id, error, extra=_ids(item))
+            logger.warning(text, item.name, item.lock.key.instance_id, redacted(error), extra=_ids(item))
             self._observe(item.name, "retried")
             self._count_conflict()
             self._end(item)
             self._commits.submit_abandon(requeue_after_conflict(item.lock))
+            return
+        if running.retry_after is not None:
+            self._put_off(running, running.retry_after, error)
+            return
+        if isinstance(error, errors.SessionLoadFailed) and isinstance(error.__cause__, errors.PayloadUnreadable):
+            self._put_off_unreadable(item, error.__cause__, "what is stored of its session")
             return
         if item.session_id is not None and self._is_unreadable_here(error, item):
             self._give_back_unreadable(item, item.session_id, error)
@@ -491,8 +562,9 @@ class ActivityRunner:
         failures = item.failures + 1
         pause = None if task.retry is None else _pause(running, task.retry, error, failures)
         if pause is not None:
-            failure = RecordedError(*describe_error(error))
-            _log_failure(logging.WARNING, f"failed and is retried in {pause:.1f} s", item, failure)
+            _log_failure(
+                logging.WARNING, f"failed and is retried in {pause:.1f} s", item, describe_error(redacted(error))
+            )
             self._observe(item.name, "retried")
             self._end(item)
             self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
@@ -503,10 +575,30 @@ class ActivityRunner:
         else:
             self._fail(item, "failed", recorded(error), error)
 
+    def _put_off(self, running: _Running, pause: float, error: BaseException) -> None:
+        """Give back work whose code has raised `RetryAfter`: the attempt does not count."""
+        item = running.item
+        text = "activity %s of %s is given back: %s: %s"
+        logger.info(text, item.name, item.lock.key.instance_id, *describe_error(redacted(error)), extra=_ids(item))
+        self._observe(item.name, "retried")
+        self._end(item)
+        self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, count_attempt=False, error=_noted(error)))
+
+    def _put_off_unreadable(self, item: WorkItem, error: errors.PayloadUnreadable, what: str = "its task") -> None:
+        """Give back work of which something cannot be decoded. It does not fail: nothing would bring it back with its
+        key.
+        """
+        text = "activity %s of %s waits: %s cannot be read: %s"
+        logger.warning(text, item.name, item.lock.key.instance_id, what, redacted(error), extra=_ids(item))
+        self._end(item)
+        given = replace(not_begun(item, self._isolate_after), delay=UNREADABLE_PAUSE, error=_noted(error))
+        self._commits.submit_abandon(given)
+
     def _fail(
         self, item: WorkItem, kind: ActivityFailureKind, failure: RecordedError, error: BaseException | None = None
     ) -> None:
-        _log_failure(logging.ERROR, "failed and is not retried", item, failure, error)
+        text = failure.message if error is None else redacted_text(failure.message, error)
+        _log_failure(logging.ERROR, "failed and is not retried", item, (failure.error_type, text), error)
         self._observe(item.name, kind)
         self._end(item)
         failed = ActivityFailed(item.lock.key.activity_id, kind, *failure)
@@ -566,7 +658,7 @@ class ActivityRunner:
         read, which does not count as an attempt.
         """
         text = "activity %s of %s: later code wrote the record of session %s (%s); giving the session back"
-        logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, error, extra=_ids(item))
+        logger.warning(text, item.name, item.lock.key.instance_id, error.session_id, redacted(error), extra=_ids(item))
         self._observe(item.name, "retried")
         need = record_need(error.kind, error.from_version)
         self._give_back_with_session(session_id, WorkAbandon(lock=item.lock, count_attempt=False, needs=need))
@@ -615,6 +707,7 @@ class ActivityRunner:
             elif (waiting := self.isolation.waiting) is not None and waiting.lock == lock:
                 self._forget(waiting)
             self._locks.discard(lock)
+            self._commits.limited.discard(lock)
 
     def _forget(self, waiting: WorkItem) -> None:
         """Drop the item that waits to run alone: this worker has it no longer."""
@@ -629,6 +722,7 @@ class ActivityRunner:
             self._forget(waiting)
         self._leaving.clear()
         self._locks.clear()
+        self._commits.limited.clear()
 
     def give_back_waiting(self) -> None:
         """Give back what waits to run alone."""
@@ -656,6 +750,8 @@ class ActivityRunner:
                 self._empty = anyio.Event()
                 with anyio.move_on_after(THREAD_POLL if self._threads.left_behind else None):
                     await self._empty.wait()
+        if self._clients is not None:
+            await self._clients.aclose()
         for part in self._guests.values():
             await part.aclose()
 
@@ -685,7 +781,7 @@ def _ids(item: WorkItem) -> dict[str, str | None]:
 
 
 def _log_failure(
-    level: int, consequence: str, item: WorkItem, failure: RecordedError, error: BaseException | None = None
+    level: int, consequence: str, item: WorkItem, described: tuple[str, str], error: BaseException | None = None
 ) -> None:
     """One line for one failed attempt; with the traceback of ``error``, which the last attempt has raised."""
     key = item.lock.key
@@ -700,9 +796,8 @@ def _log_failure(
         key.activity_id,
         session,
         item.attempts,
-        failure.error_type,
-        failure.message,
-        exc_info=error,
+        *described,
+        exc_info=None if error is None else redacted(error),
         extra={**key._asdict(), "activity": item.name, "attempt": item.attempts, "session_id": item.session_id},
     )
 
@@ -746,12 +841,12 @@ class _Threads:
             if running in self._inside:
                 self.left_behind.add(running)
 
-    def call(self, running: _Running, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, running: _Running, function: Callable[[], Any]) -> Any:
         """Call the function, in the thread."""
         with self._guard:
             self._inside.add(running)
         try:
-            return call_sync(function, running.context, *arguments)
+            return call_sync(function)
         finally:
             with self._guard:
                 self._inside.discard(running)

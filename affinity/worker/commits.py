@@ -24,6 +24,7 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import CommitPart, StateWrite
+from affinity.redaction import redacted
 from affinity.worker.committer import GroupCommit
 from affinity.worker.lease import lock_timeouts
 from affinity.worker.results import StagedResult, requeue_after_conflict
@@ -40,6 +41,10 @@ class Commits(WorkerPart):
         super().__init__(services)
         self._timeouts = lock_timeouts(services.options)
         self._notified: set[str] = set()  # instances with a turn in flight whose change has been notified
+        self.limited: set[WorkLock] = set()
+        """Locks of items in hand that have a limited gate."""
+        self.on_gates: Callable[[bool], None] = _ignore
+        """Called after a commit that brings work to a gate (True), or lets other work pass one; set by the worker."""
         health, metrics, most = services.health, services.metrics, services.options.max_batch_bytes
         self.turns: GroupCommit[Turn, TurnResult] = GroupCommit(
             self._write_turns, health, max_weight=most, observe=metrics.batch("turn")
@@ -67,6 +72,11 @@ class Commits(WorkerPart):
         """Approximate bytes of turns and results that wait to be written."""
         return self.turns.weight + self._acks.weight
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be written."""
+        return all(commits.is_idle for commits in self.groups)
+
     def unwritten_locks(self) -> list[WorkLock]:
         """Locks of work that has ended, and whose outcome is not written yet."""
         ended = [lock for turn in self.turns.unwritten for lock in turn.acks]
@@ -88,9 +98,12 @@ class Commits(WorkerPart):
 
     def submit_turn(self, built: BuiltTurn, done: Callable[[TurnResult | ProviderError], None]) -> None:
         """Commit a turn with the next batch."""
-        turn, asked = built.turn, 0
+        turn, asked, gated = built.turn, 0, False
         for item in turn.work_items:
             asked += item.lock_here
+            if item.gate is not None:
+                gated = True
+        ended = [lock for lock in turn.acks if lock in self.limited] if self.limited else ()
         self._state.reserved_slots += asked
         term = self._lease.term
 
@@ -103,6 +116,10 @@ class Commits(WorkerPart):
                     self._lease.note_delivered(result.lost_acks)
                 if term != self._lease.term:
                     result = self._without_work(result)
+            if ended:
+                self._end_limited(ended)
+            if gated and (isinstance(result, ProviderError) or _waits_at_gates(turn, result)):
+                self.on_gates(True)
             if turn.instance_id in self._notified:
                 self._notified.discard(turn.instance_id)
                 with self._notifier.changes_notified(_lone_change([turn])):
@@ -131,6 +148,8 @@ class Commits(WorkerPart):
         """
 
         def done(result: bool | ProviderError) -> None:
+            if ack.lock in self.limited:
+                self._end_limited([ack.lock])
             self._notifier.on_memory_freed()
             self._notifier.on_rest()
             if result is True:
@@ -170,9 +189,15 @@ class Commits(WorkerPart):
         def done(result: bool | ProviderError) -> None:
             if result is not True and abandon.count_attempt:
                 self._lease.note_delivered([abandon.lock])
+            if abandon.lock in self.limited:
+                self._end_limited([abandon.lock])
             self._notifier.hint(None)
 
         self._abandons.submit(abandon, done)
+
+    def _end_limited(self, locks: Sequence[WorkLock]) -> None:
+        self.limited.difference_update(locks)
+        self.on_gates(False)
 
     def submit_release(self, release: Release, done: Callable[[], None]) -> None:
         """Give an instance up; ``done`` is called when that is written, or refused for good."""
@@ -195,7 +220,7 @@ class Commits(WorkerPart):
         try:
             return await self._health.retry(count)
         except ProviderError as error:
-            logger.warning("activity %s cannot be counted: %s", item.name, error)
+            logger.warning("activity %s cannot be counted: %s", item.name, redacted(error))
             return False
 
     # -- writing
@@ -219,6 +244,18 @@ class Commits(WorkerPart):
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         await self._lease.calls.watch("releases", self._provider.release_instance(self._identity, releases))
         return [None] * len(releases)
+
+
+def _ignore(_: bool) -> None:
+    """Do nothing: no guest opens gates."""
+
+
+def _waits_at_gates(turn: Turn, result: TurnResult) -> bool:
+    """Return whether new work of a turn may wait at a gate: what was locked with the commit has passed it."""
+    if not result.committed:
+        return False
+    placed = zip(turn.work_items, result.placed, strict=True)
+    return any(place.item is None for item, place in placed if item.gate is not None and item.gate.limited)
 
 
 def _size(state: StateWrite | None, parts: Sequence[CommitPart]) -> int:

@@ -45,6 +45,7 @@ import anyio.lowlevel
 from affinity.errors import Contention, DatabaseChanged, DataRefused, LockTimeout, ProviderError
 from affinity.limits import MAX_BATCH, MAX_BATCH_BYTES
 from affinity.provider.contract import BRIEFLY
+from affinity.redaction import redacted
 from affinity.worker.retry import Backoff, DatabaseHealth
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -105,6 +106,11 @@ class GroupCommit(Generic[Request, Result]):
     def unwritten(self) -> list[Request]:
         """Requests whose outcome is not known yet."""
         return [pending.request for pending in (*self._in_flight, *self._queue, *self._aside)]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or in flight, and every outcome has been handed out."""
+        return not self._outcomes and self._idle.is_set()
 
     def submit(self, request: Request, done: Callable[[Result | ProviderError], None], weight: int = 0) -> None:
         """Queue a request for the next batch; ``weight`` is its size in bytes, where that may be large."""
@@ -220,7 +226,7 @@ class GroupCommit(Generic[Request, Result]):
                 logger.error(
                     "a batch of %d was refused (%s); writing it in halves to find the request at fault",
                     len(batch),
-                    error,
+                    redacted(error),
                 )
             self._limit = len(batch) // 2
             self._queue.extendleft(reversed(batch))
@@ -249,8 +255,8 @@ class GroupCommit(Generic[Request, Result]):
             self.weight -= pending.weight
             try:
                 pending.done(outcome)
-            except Exception:
-                logger.exception("the outcome of a request could not be handed out")
+            except Exception as error:
+                logger.exception("the outcome of a request could not be handed out", exc_info=redacted(error))
 
     async def _hand_out_rest(self) -> None:
         while True:

@@ -12,6 +12,7 @@ does not know of. A reply to a request of a former lease starts nothing, for the
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ from functools import partial
 import anyio
 
 from affinity.errors import Contention, ProviderError, WorkerFenced
+from affinity.limits import ANY_TAG, MAX_WAITING_TAGS
 from affinity.orchestration import KernelApp
-from affinity.provider.contract import FetchOptions, WorkFetch
+from affinity.provider.contract import FetchOptions, WorkerTags, WorkFetch
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
@@ -75,10 +77,17 @@ class Fetcher(WorkerPart):
         self._replays = replays
         self._timeouts = lock_timeouts(services.options)
         self._tags = worker_tags(services.options)
+        self._takes_any_tag = ANY_TAG in self._tags.tags
         self._activity_names = frozenset(app.activities) | needs_met(sessions.listeners)
         self._orchestration_names = orchestration_names(app)
         self._work_at = 0.0  # monotonic time at which the next work items may be visible
         self._messages_at = 0.0  # and the next messages
+        # For `look`: the numbers of the last round that has begun and of the last one that is over, and its results.
+        self._begun = self._over = 0
+        self._work_due = self._messages_due = 0.0
+        self._looked = anyio.Event()
+        self.taken = 0
+        """Fetches that have brought something."""
 
     async def fetch(self) -> None:
         """Fetch while there is room and work; then wait."""
@@ -108,7 +117,20 @@ class Fetcher(WorkerPart):
             await self._fetch_queues(term)
         return max(0.0, min(self._work_at, self._messages_at) - time.monotonic())
 
+    async def look(self) -> float:
+        """Fetch from both queues; return the seconds until something is due that this worker may take. 0: it has taken
+        something, or there was no room to look; infinity: nothing is queued for it.
+        """
+        after = self._begun
+        while self._over <= after:
+            self._looked = anyio.Event()
+            self._notifier.notify_fetcher()
+            await self._looked.wait()
+        return min(self._work_due, self._messages_due)
+
     async def _fetch_queues(self, term: int) -> None:
+        self._begun += 1
+        is_whole = self._wants_work()
         self._state.unclaimed_remaining = False
         if self._wants_work() or self._state.own_wanted:
             self._state.work_wanted = self._state.own_wanted = False
@@ -121,6 +143,9 @@ class Fetcher(WorkerPart):
         if self._state.unclaimed_remaining:
             await anyio.sleep(SHARE_SECONDS)
         self._messages_at = time.monotonic() + pause
+        if is_whole:
+            self._over = self._begun
+            self._looked.set()
 
     def _wants_work(self) -> bool:
         return self._state.work_wanted or time.monotonic() >= self._work_at
@@ -163,6 +188,9 @@ class Fetcher(WorkerPart):
             self._state.may_have_work = True
 
     async def _fetch_work(self, term: int) -> float:
+        self._work_due = 0.0
+        if self._takes_any_tag:
+            await self._find_tags()
         if (options := self._fetch_options()) is None:
             return self._options.poll_interval
         self._state.may_have_work = False
@@ -173,6 +201,9 @@ class Fetcher(WorkerPart):
         self._state.workers = fetched.workers
         self._state.is_outdated = fetched.outdated
         pause = self._options.poll_interval if fetched.next_due is None else fetched.next_due
+        waits = fetched.crowded and options.max_sessions > 0
+        if not (fetched.items or fetched.claim_lost or fetched.assigned or waits):
+            self._work_due = math.inf if fetched.next_due is None else fetched.next_due
         self._state.waits_for_room = fetched.crowded
         if fetched.crowded:
             pause = min(pause, await self._make_room(options))
@@ -184,6 +215,13 @@ class Fetcher(WorkerPart):
             self._lease.begin_operator_drain()
         return 0.0 if fetched.claim_lost or fetched.items else pause
 
+    async def _find_tags(self) -> None:
+        """Fetch with the tags that work waits with now."""
+        found = await self._lease.calls.watch(
+            "fetch", self._provider.list_waiting_tags(MAX_WAITING_TAGS), repeated=True
+        )
+        self._tags = WorkerTags(tags=found, only=self._options.only_tagged)
+
     async def _fetch_items(self, options: FetchOptions, term: int) -> WorkFetch | None:
         """Fetch work items and start them; None if the lease has ended meanwhile."""
         fetch = self._provider.fetch_work_item(self._identity, options)
@@ -191,6 +229,7 @@ class Fetcher(WorkerPart):
         if term != self._lease.term:
             self._state.locks_uncertain = True
             return None
+        self.taken += bool(fetched.items)
         self._activities.start_all(fetched)
         return fetched
 
@@ -252,6 +291,7 @@ class Fetcher(WorkerPart):
 
     async def _fetch_messages(self, term: int) -> float:
         """Fetch messages, also while draining: then only for instances that this worker owns."""
+        self._messages_due = 0.0
         limit = FETCH_LIMIT - len(self._replays)
         room = self._capacity.free_bytes()
         if limit <= 0 or self._replays.has_suspect or not room:
@@ -271,11 +311,14 @@ class Fetcher(WorkerPart):
             self._lease.end(WorkerFenced(f"worker {name!r}: another process has registered under this name"))
         if term != self._lease.term:
             return 0.0
+        self.taken += bool(fetched.items)
         self._state.unclaimed_remaining |= fetched.unclaimed_remaining
         if fetched.items and not self._instances.deliver(fetched.items):
             return self._options.poll_interval
         if fetched.claim_lost:
             return 0.0
+        if not fetched.items:
+            self._messages_due = math.inf if fetched.next_due is None else fetched.next_due
         return self._options.poll_interval if fetched.next_due is None else fetched.next_due
 
     async def replay(self) -> None:

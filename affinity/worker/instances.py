@@ -26,11 +26,13 @@ from cachetools import LRUCache
 
 from affinity import errors
 from affinity.errors import ProviderError
+from affinity.headers import NO_HEADERS
 from affinity.limits import SHOWN_WAIT
 from affinity.orchestration import KernelApp
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.events import Event, OrchestrationStarted, payload_size
-from affinity.orchestration.wire import encode_message
+from affinity.orchestration.middleware import ObservedTurn, Observer
+from affinity.orchestration.wire import encode_message, event_type
 from affinity.provider.contract import (
     FINISHED,
     InstanceUpdate,
@@ -47,9 +49,10 @@ from affinity.provider.contract import (
     WorkLock,
 )
 from affinity.records import ActivityRun, constructor
+from affinity.redaction import redacted
 from affinity.tasks import call_without_task
 from affinity.tracing import is_in_use
-from affinity.user_code import describe_error
+from affinity.user_code import call_sync, describe_error
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.commits import Commits
@@ -114,6 +117,8 @@ class InstanceTable(WorkerPart):
         self._cache_bytes = services.options.instance_cache_bytes
         self._worker_id = services.identity.worker_id
         self._observe = services.metrics.count_orchestration
+        self._observers = app.observers
+        self._failed_observers: set[Observer] = set()
         self._tracer = ExecutionTracer(worker_id=self._worker_id, is_on=is_in_use())
         self._capacity = capacity
         self._commits = commits
@@ -137,6 +142,11 @@ class InstanceTable(WorkerPart):
 
     def __len__(self) -> int:
         return len(self._live)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no instance has an input, a turn or a replay in hand."""
+        return all(live.idle for live in self._live.values())
 
     def waiting_locks(self) -> list[WorkLock]:
         """Locks of work items whose results wait for the next turn of their instance."""
@@ -243,9 +253,10 @@ class InstanceTable(WorkerPart):
             self._give_back_unknown(item)
             return
         self._live[item.instance_id] = live
-        if item.event_count or self._is_suspect(item):
+        has_values = item.value_bytes > 0 and item.execution_id > 1
+        if item.event_count or has_values or self._is_suspect(item):
             done = partial(self._finish_replay, live, HistoryPoint.of(item))
-            live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item))
+            live.replay = Replay(live.execution, done, is_suspect=self._is_suspect(item), lacks_values=has_values)
             self._replays.add(live.replay)
         self._feed(live, item.messages)
 
@@ -301,9 +312,10 @@ class InstanceTable(WorkerPart):
             self._released.discard(at.instance_id)
             if is_suspended:  # else it has moved on meanwhile, or is suspended already
                 self._observe(name, "suspended")
-                defect = None if isinstance(error, errors.AffinityError) else error
+                shown = redacted(error)
+                defect = None if isinstance(error, errors.AffinityError) else shown
                 text, of = "instance %s is suspended: %s: %s", {"instance_id": at.instance_id}
-                logger.error(text, at.instance_id, error_type, message, exc_info=defect, extra=of)
+                logger.error(text, at.instance_id, *describe_error(shown), exc_info=defect, extra=of)
 
         self._commits.submit_suspend(suspend, done)
 
@@ -442,8 +454,9 @@ class InstanceTable(WorkerPart):
         if built.does_more:
             self._spread(built.turn)
             self._sent_events.note(live.execution.instance_id, built.sent)
-            if built.turn.replies or (built.ends and live.execution.has_keys):
-                self._notifier.notify_change(live.execution.instance_id)  # clients wait for the reply
+            if built.turn.replies or built.turn.values or (built.ends and live.execution.has_keys):
+                self._notifier.notify_change(live.execution.instance_id)  # clients wait for the reply, or for a value
+        self._tell_observers(live.execution, built)
         if built.ends:
             log_failure(live.execution)
             self._tracer.record_end(live.execution, built.turn, self._lease.now())
@@ -453,6 +466,33 @@ class InstanceTable(WorkerPart):
             self._pump(live)
         if self.size > self._cache_bytes or len(self._live) > self._cache_size:
             self._shrink()
+
+    def _tell_observers(self, execution: Execution, built: BuiltTurn) -> None:
+        """Call the observers of the application; what they raise is logged."""
+        if not self._observers:
+            return
+        turn, update = built.turn, built.turn.update
+        outcome = None if update is None or not built.ends else "continued" if update.continued else update.status
+        observed = ObservedTurn(
+            instance_id=execution.instance_id,
+            execution_id=execution.execution_id,
+            orchestration=execution.name,
+            version=execution.version,
+            session_id=execution.session_id,
+            worker_id=self._worker_id,
+            headers=execution.headers or NO_HEADERS,
+            events=list(enumerate(map(event_type, turn.history), turn.event_count + 1)),
+            outcome=outcome,  # type: ignore[arg-type]  # of a turn that ends
+            error=execution.failure,
+        )
+        for observer in self._observers:
+            try:
+                call_sync(observer, observed)
+            except Exception as error:
+                if observer not in self._failed_observers:  # once: it may fail at each turn
+                    self._failed_observers.add(observer)
+                    name = getattr(observer, "__qualname__", observer)
+                    logger.exception("observer of turns %s failed", name, exc_info=redacted(error))
 
     def _withdraw(
         self, live: LiveInstance, turn: Turn, inputs: list[Input], result: TurnResult | ProviderError

@@ -66,6 +66,7 @@ from affinity.provider.contract import (
     WorkerTags,
     WorkLock,
 )
+from affinity.redaction import redacted
 from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import KernelOptions
 from affinity.worker.retry import FIRST_PAUSE, DatabaseHealth
@@ -339,7 +340,7 @@ class LeaseState:
         """
         if self.error is None:
             if not isinstance(error, DatabaseChanged):
-                logger.error("worker %s: stopping: %s", self.worker_id, error)
+                logger.error("worker %s: stopping: %s", self.worker_id, redacted(error))
             self.error = error
         self.term += 1
         self.stop_work(f"the worker has ended: {error}")
@@ -347,7 +348,7 @@ class LeaseState:
 
     def end_by_defect(self, error: Exception) -> None:
         """End the worker since its own code failed: its state is unknown."""
-        logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=error)
+        logger.error("worker %s: a defect of the worker itself", self.worker_id, exc_info=redacted(error))
         self.end(error)
 
     def lose_locks(self, locks: Sequence[WorkLock]) -> None:
@@ -443,7 +444,7 @@ class LeaseRenewer:
         except (DatabaseChanged, WorkerFenced, WorkerStalled) as error:
             self._post(self._lease.end, error)
         except Exception as error:
-            logger.exception("worker %s: the lease renewer failed", self._identity.worker_id)
+            logger.exception("worker %s: the lease renewer failed", self._identity.worker_id, exc_info=redacted(error))
             self._post(self._lease.end, error)
 
     async def _keep(self) -> None:

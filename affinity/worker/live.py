@@ -13,6 +13,7 @@ from affinity.orchestration.events import Event, TimerFired
 from affinity.orchestration.wire import ANY_EXECUTION, read_message
 from affinity.provider.contract import Generation, OrchestrationItem, QueuedMessage, Turn, WorkLock
 from affinity.records import ActivityRun
+from affinity.redaction import redacted
 from affinity.user_code import describe_error
 from affinity.worker.replays import Replay
 from affinity.worker.results import StagedResult
@@ -92,8 +93,8 @@ def log_failure(execution: Execution) -> None:
         execution.version,
         execution.execution_id,
         session,
-        *describe_error(error),
-        exc_info=error,
+        *describe_error(redacted(error)),
+        exc_info=redacted(error),
         extra={
             "instance_id": execution.instance_id,
             "execution_id": execution.execution_id,

@@ -142,6 +142,16 @@ class Maintenance(WorkerPart):
             if not self._lease.is_serving:
                 return
 
+    async def run_due(self) -> None:
+        """Do now what the loops would do later, whichever worker has swept last: a sweep, and suspended instances that
+        this code may continue.
+        """
+        done = await self._health.call(partial(self._sweep_once, 0.0), self.sweeps)
+        if done.swept:
+            await self._end_waits()
+        while await self._retry_suspended():
+            pass
+
     async def _sweep_once(self, interval: float) -> Sweep:
         options = self._options
         return await self._provider.sweep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import socket
 import threading
@@ -24,6 +25,10 @@ from prometheus_client.utils import floatToGoString
 
 from affinity.orchestration import KernelApp
 from affinity.provider.contract import InstanceCounts, InstanceStatus, Provider, QueueStatistics
+from affinity.redaction import redacted
+from affinity.worker.measures import Measure, Measured
+
+logger: logging.Logger = logging.getLogger("affinity.worker")
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -31,9 +36,11 @@ if TYPE_CHECKING:
 HYDRATE_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 ACTIVITY_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 CALL_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-Measured: TypeAlias = tuple[QueueStatistics, InstanceCounts]
-ReadWork: TypeAlias = Callable[[str | None], Measured | None]
-"""Measures the queues and counts the instances of a page, behind an id; None while the database does not answer."""
+WorkReading: TypeAlias = tuple[QueueStatistics, InstanceCounts, Measured]
+ReadWork: TypeAlias = Callable[[str | None], WorkReading | None]
+"""Measures the queues and what guests keep, and counts the instances of a page, behind an id; None while the database
+does not answer.
+"""
 
 WORK_SECONDS = 5.0
 """Seconds for which one reading of the database serves further scrapes."""
@@ -55,9 +62,12 @@ OTHERS: Final = "(others)"
 class Metrics:
     """The metrics of one worker, in a registry of their own, so that several workers of one process do not collide."""
 
-    def __init__(self, worker_id: str, app: KernelApp) -> None:
-        """``app``: its names are labels; all others share `UNREGISTERED`."""
+    def __init__(self, worker_id: str, app: KernelApp, beside: CollectorRegistry | None = None) -> None:
+        """``app``: its names are labels; all others share `UNREGISTERED`. ``beside``: a registry of the application,
+        which is served with them.
+        """
         self.registry: CollectorRegistry = CollectorRegistry()
+        self._beside = beside
         self._labels = {"worker": worker_id}
         self._app, self._activities = app, app.activities
 
@@ -91,6 +101,8 @@ class Metrics:
         self.observe_hydrate: Callable[[float], None] = histogram(
             "session_hydrate_seconds", text, HYDRATE_SECONDS
         ).observer()
+        text = "Time that a session waited for a resource that it did not use before"
+        self._loads = histogram("session_resource_seconds", text, HYDRATE_SECONDS, "resource")
         text = "Activities that run again, since another writer had changed what they write"
         self.count_conflict: Callable[[], None] = counter("checkpoint_conflicts", text).labels(**self._labels).inc
         text = "Sweeps of the database by this worker"
@@ -118,6 +130,12 @@ class Metrics:
         known = self._app.find_orchestration(orchestration) is not None
         self._orchestrations[orchestration if known else UNREGISTERED, outcome] += 1
 
+    def observe_load(self, resource: str, seconds: float) -> None:
+        """Record for how long a session has waited for a resource; of many names, `MAX_NAMES` have a label."""
+        key = (resource,)
+        is_shown = key in self._loads.buckets or len(self._loads.buckets) < MAX_NAMES
+        self._loads.buckets[key if is_shown else (OTHERS,)].observe(seconds)
+
     def observe_queue(self, activity: str, seconds: float) -> None:
         """Record for how long an activity was queued before its first start."""
         self._queued.buckets[activity if activity in self._activities else UNREGISTERED,].observe(seconds)
@@ -126,12 +144,12 @@ class Metrics:
         """Record for how long an attempt has run."""
         self._run.buckets[activity if activity in self._activities else UNREGISTERED,].observe(seconds)
 
-    def work(self, read: ReadWork, late: Mapping[str, tuple[str, str]]) -> None:
+    def work(self, read: ReadWork, late: Mapping[str, tuple[str, str]], measures: Iterable[Measure] = ()) -> None:
         """Publish what ``read`` returns of the database; it is called in the thread of a scrape, at most every
         `WORK_SECONDS`. Instances are counted page by page, one at a scrape, over and over. ``late``: for the guests in
-        `QueueStatistics.late`, the name and the text of a gauge.
+        `QueueStatistics.late`, the name and the text of a gauge. ``measures``: of guests.
         """
-        self.registry.register(_WorkGauges(read, self._labels, late))
+        self.registry.register(_WorkGauges(read, self._labels, late, measures))
 
     def batch(self, kind: str) -> Callable[[int], None]:
         """Return an observer for the sizes of one kind of batch."""
@@ -178,7 +196,8 @@ class Metrics:
         Raises:
             OSError: the port is taken, or this machine does not have the address.
         """
-        application = _with_liveness(make_wsgi_app(self.registry), is_alive)
+        served: Any = self.registry if self._beside is None else _Joined(self.registry, self._beside)
+        application = _with_liveness(make_wsgi_app(served), is_alive)
         server = make_server(host, port, application, _Server6 if ":" in host else _Server, handler_class=_Quiet)
         thread = threading.Thread(target=server.serve_forever, name="affinity-metrics", daemon=True)
         thread.start()
@@ -189,6 +208,28 @@ class Metrics:
             thread.join()
 
         return server.server_port, stop
+
+
+class _Joined:
+    """The metrics of a worker, and behind them those of the application: an error there hides none of the worker's."""
+
+    def __init__(self, own: Any, beside: Any) -> None:
+        self._own, self._beside = own, beside
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics of both."""
+        yield from self._own.collect()
+        try:
+            found = list(self._beside.collect())
+        except Exception as error:
+            logger.exception("the metrics of the application's registry cannot be collected", exc_info=redacted(error))
+            return
+        yield from found
+
+    def restricted_registry(self, names: Iterable[str]) -> _Joined:
+        """Return the metrics of these names."""
+        wanted = list(names)
+        return _Joined(self._own.restricted_registry(wanted), self._beside.restricted_registry(wanted))
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -277,9 +318,17 @@ class _Histograms(Collector):
 class _WorkGauges(Collector):
     """Gauges of the database. Nothing is published while it does not answer."""
 
-    def __init__(self, read: ReadWork, fixed: Mapping[str, str], late: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        read: ReadWork,
+        fixed: Mapping[str, str],
+        late: Mapping[str, tuple[str, str]],
+        measures: Iterable[Measure],
+    ) -> None:
         self._read = read
         self._late = late
+        self._measures = [*measures]
+        self._measured: Measured = {}
         self._fixed = fixed
         self._queues: QueueStatistics | None = None
         self._read_at = -math.inf
@@ -310,8 +359,12 @@ class _WorkGauges(Collector):
         yield self._gauge("oldest_waiting_seconds", text, "queue", oldest)
         for guest, (name, text) in self._late.items():
             yield self._gauge(name, text, None, {None: queues.late.get(guest) or 0.0})
+        for measure in self._measures:
+            kind = CounterMetricFamily if measure.grows else GaugeMetricFamily
+            yield self._family(kind, measure.name, measure.text, measure.label, self._measured.get(measure.name, {}))
 
-    def _learn(self, queues: QueueStatistics, page: InstanceCounts) -> QueueStatistics:
+    def _learn(self, queues: QueueStatistics, page: InstanceCounts, measured: Measured) -> QueueStatistics:
+        self._measured = measured
         self._counts.update(page.counts)
         self._after = page.after
         if page.after is None:
@@ -319,9 +372,19 @@ class _WorkGauges(Collector):
             self._counts.clear()
         return queues
 
-    def _gauge(self, name: str, text: str, label: str | None, values: Mapping[Any, float]) -> GaugeMetricFamily:
-        """Return a gauge. ``label``: its values are the keys of ``values``. None: the gauge has a single value."""
-        family = GaugeMetricFamily(f"affinity_{name}", text, labels=(*self._fixed, *([label] if label else [])))
+    def _gauge(self, name: str, text: str, label: str | None, values: Mapping[Any, float]) -> Metric:
+        return self._family(GaugeMetricFamily, name, text, label, values)
+
+    def _family(
+        self,
+        kind: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        label: str | None,
+        values: Mapping[Any, float],
+    ) -> Metric:
+        """Return a metric. ``label``: its values are the keys of ``values``. None: the metric has a single value."""
+        family = kind(f"affinity_{name}", text, labels=(*self._fixed, *([label] if label else [])))
         for value, number in values.items():
             family.add_metric((*self._fixed.values(), *([value] if label else [])), number)
         return family

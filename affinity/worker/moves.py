@@ -1,4 +1,4 @@
-"""Reports to the database what hydrates have cost, and counts the moves of sessions to this worker by their reasons.
+"""Reports what hydrates, and loads of resources, have cost, and counts the moves of sessions to this worker by reason.
 
 Nothing of this is on the path of a turn: epochs and hydrates are noted in memory, and one round of maintenance sends
 them together. A worker to which no session moves sends nothing.
@@ -7,6 +7,7 @@ them together. A worker to which no session moves sends nothing.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,6 +15,7 @@ from affinity.limits import MAX_BATCH
 from affinity.orchestration.app import HasHydrates
 from affinity.provider.contract import MoveReport
 from affinity.records import Hydrate
+from affinity.redaction import redacted
 from affinity.user_code import call_sync
 from affinity.worker.services import WorkerPart, WorkerServices
 from affinity.worker.sessions import HeldSessions
@@ -41,17 +43,24 @@ class MoveReporter(WorkerPart):
         reports = [*hydrates, *map(MoveReport, arrived)]
         for start in range(0, len(reports), MAX_BATCH):
             batch = reports[start : start + MAX_BATCH]
-            for one, reason in zip(batch, await self._health.retry(partial(self._report, batch)), strict=True):
-                if reason is not None and one.hydrate_seconds is None:
+            reasons = await self._health.retry(partial(self._report, batch))
+            for reason in reasons[max(0, len(hydrates) - start) :]:
+                if reason is not None:
                     self._metrics.count_move(reason)
 
     def _take_hydrates(self) -> list[MoveReport]:
-        taken = [MoveReport(*hydrate) for source in self._sources for hydrate in _hydrates_of(source)]
+        taken = [hydrate for source in self._sources for hydrate in _hydrates_of(source)]
+        loads: defaultdict[int, float] = defaultdict(float)
         for one in taken:
-            self._metrics.observe_hydrate(one.hydrate_seconds or 0.0)
+            if one.resource is None:
+                self._metrics.observe_hydrate(one.seconds)
+            else:
+                self._metrics.observe_load(one.resource, one.seconds)
+                loads[one.epoch] += one.seconds
         if taken:
-            self._sessions.note_hydrates({one.epoch: one.hydrate_seconds or 0.0 for one in taken})
-        return taken
+            self._sessions.note_hydrates({one.epoch: one.seconds for one in taken if one.resource is None})
+            self._sessions.note_loads(loads)
+        return [_report_of(one) for one in taken]
 
     def _take_arrivals(self) -> list[int]:
         arrivals = self._sessions.arrivals
@@ -63,9 +72,15 @@ class MoveReporter(WorkerPart):
         return fresh
 
 
+def _report_of(hydrate: Hydrate) -> MoveReport:
+    if hydrate.resource is None:
+        return MoveReport(hydrate.epoch, hydrate.seconds, hydrate.bytes)
+    return MoveReport(hydrate.epoch, resource_seconds={hydrate.resource: hydrate.seconds})
+
+
 def _hydrates_of(source: HasHydrates) -> Sequence[Hydrate]:
     try:
         return call_sync(lambda: [*source._take_hydrates()])
-    except Exception:
-        logger.exception("a session listener failed")
+    except Exception as error:
+        logger.exception("a session listener failed", exc_info=redacted(error))
         return []

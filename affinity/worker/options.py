@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from affinity.errors import InvalidOptions
 from affinity.field_words import ModelType, words_of
 from affinity.limits import (
+    ANY_TAG,
     INSTANCE_CACHE_BYTES,
     MAX_BATCH_BYTES,
     MAX_BYTES,
@@ -26,6 +27,7 @@ from affinity.limits import (
     MAX_RETENTION_SECONDS,
     MAX_TAGS,
     check_id,
+    check_labels,
     check_tag,
 )
 
@@ -114,7 +116,7 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
     of ``worker_node_id``. See docs/run/kubernetes.md#autoscaling.
     """
     tags: tuple[str, ...] = ()
-    """Take also work with one of these tags: at most 8, separated by commas. See
+    """Take also work with one of these tags: at most 8, separated by commas; ``any``: with any tag. See
     docs/run/placement.md#tags-and-strictness.
     """
     only_tagged: bool = False
@@ -188,6 +190,10 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
     """Tells this code from other releases, as an image's tag does: new and freed sessions go to the newest one, and
     suspended instances are tried again. None: a digest of the app's files. See docs/run/placement.md#rollouts.
     """
+    log_labels: tuple[str, ...] = ()
+    """Keys of labels that log records and spans of their instances have, separated by commas. See
+    docs/learn/labels.md#in-logs-and-spans.
+    """
     metrics_port: int | None = Field(default=None, ge=0, le=65_535)
     """Serve Prometheus metrics, and ``/live``, on this port; 0 picks a free one."""
     metrics_host: str = Field(default=LOOPBACK, min_length=1)
@@ -213,18 +219,27 @@ class KernelOptions(GuestOptions, metaclass=ModelType):
         is_none = isinstance(value, str) and value.strip().lower() == NONE
         return None if is_none and _has_none(cls.model_fields[str(info.field_name)].annotation) else value
 
-    @field_validator("tags", mode="before")
+    @field_validator("tags", "log_labels", mode="before")
     @classmethod
-    def _split_tags(cls, value: object) -> object:
+    def _split_texts(cls, value: object) -> object:
         return [tag for part in value.split(",") if (tag := part.strip())] if isinstance(value, str) else value
 
     @field_validator("tags")
     @classmethod
     def _are_tags(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if ANY_TAG in value:
+            if len(value) > 1:
+                raise ValueError(f"{ANY_TAG!r} stands alone: it is work with any tag")
+            return value
         tags = tuple(dict.fromkeys(map(check_tag, value)))
         if len(tags) > MAX_TAGS:
             raise ValueError(f"a worker has at most {MAX_TAGS} tags, not {len(tags)}")
         return tags
+
+    @field_validator("log_labels")
+    @classmethod
+    def _are_label_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_labels(dict.fromkeys(value, "shown")))
 
     @field_validator("worker_node_id", "code_version")
     @classmethod

@@ -14,7 +14,7 @@ of a long one, and the memory in use does not depend on the number or the length
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeAlias
@@ -24,7 +24,8 @@ import anyio.lowlevel
 from affinity.errors import DatabaseChanged, NotSerializable, OrchestrationUnreadable
 from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import decode_event
-from affinity.provider.contract import HistoryCursor, HistoryPage
+from affinity.provider.contract import HistoryCursor, HistoryPage, InstanceValue
+from affinity.records import raise_unreadable
 from affinity.tasks import call_without_task
 from affinity.worker.retry import is_retryable
 
@@ -35,6 +36,7 @@ SLICE: Final = 200
 """Events that are replayed in one step of the event loop: a few milliseconds."""
 
 Read: TypeAlias = Callable[[Sequence[HistoryCursor]], Awaitable[Sequence[HistoryPage]]]
+ReadValues: TypeAlias = Callable[[Collection[str]], Awaitable[Sequence[InstanceValue]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,8 @@ class Replay:
     """Receives None at the end of the history, or the error that prevents the replay."""
     is_suspect: bool
     """Whether worker after worker took the instance and committed no turn of it."""
+    lacks_values: bool = False
+    """Whether former executions may have left values that it has not read yet."""
     events: int = 0
     """Number of events that were read."""
     size: int = 0
@@ -63,10 +67,14 @@ class Replays:
     Args:
         read: the next pages of some histories, as `Provider.read_history` gives them.
         written: waits until what was submitted is written: before an instance runs that may end this process.
+        read_values: the values of some instances, as `Provider.get_values` gives them; for replays that lack them.
     """
 
-    def __init__(self, read: Read, written: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, read: Read, written: Callable[[], Awaitable[None]], read_values: ReadValues | None = None
+    ) -> None:
         self._read = read
+        self._read_values = read_values
         self._written = written
         self._waiting: dict[Replay, None] = {}
         self._arrived = asyncio.Event()
@@ -102,6 +110,9 @@ class Replays:
         if any(replay.is_suspect and not replay.events for replay in self._waiting):
             await self._written()
         wanted = list(islice(self._waiting, ROUND))
+        if lacking := [replay for replay in wanted if replay.lacks_values]:
+            await self._take_values(lacking)
+            wanted = [replay for replay in wanted if replay in self._waiting]
         for replay, page in zip(wanted, await self._pages(wanted), strict=True):
             if isinstance(page, Exception):
                 self._end(replay, OrchestrationUnreadable(f"its history cannot be read: {page}"), page)
@@ -109,6 +120,34 @@ class Replays:
                 await self._replay(replay, page)
         if not self._waiting:
             self._arrived.clear()
+
+    async def _take_values(self, replays: Sequence[Replay]) -> None:
+        """Read the values of their instances; end the replay of one that the database or its driver cannot read."""
+        assert self._read_values is not None
+        try:
+            found = await self._read_values([replay.execution.instance_id for replay in replays])
+        except Exception as error:
+            if is_retryable(error) or isinstance(error, DatabaseChanged):
+                raise
+            if len(replays) > 1:
+                for replay in replays:
+                    await self._take_values([replay])
+            else:
+                self._end(replays[0], OrchestrationUnreadable(f"its values cannot be read: {error}"), error)
+            return
+        values: dict[str, dict[str, str]] = {}
+        for each in found:
+            values.setdefault(each.instance_id, {})[each.key] = each.value
+        for replay in replays:
+            mine = values.get(replay.execution.instance_id, {})
+            try:
+                for text in mine.values():
+                    raise_unreadable(text)
+            except NotSerializable as error:
+                self._end(replay, OrchestrationUnreadable(f"its values cannot be read: {error}"), error)
+                continue
+            replay.lacks_values = False
+            replay.execution.accept_values(mine)
 
     async def _pages(self, replays: Sequence[Replay]) -> Sequence[HistoryPage | Exception]:
         """The next page of each; for one that the database or its driver cannot read, the error in its place."""

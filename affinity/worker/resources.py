@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 import anyio
-from pydantic_core import from_json
 
 from affinity.orchestration.app import Destroyable
-from affinity.records import DurableResource
+from affinity.records import DurableResource, parse_stored
+from affinity.redaction import redacted
 from affinity.worker.services import WorkerPart, WorkerServices
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
@@ -79,11 +79,10 @@ class ResourceSweeper(WorkerPart):
     async def _destroy(self, taken: DurableResource, destroyed: list[str]) -> None:
         """Destroy one, and add its id to ``destroyed``. Raises nothing."""
         try:
-            handle = None if taken.handle is None else from_json(taken.handle)
-        except ValueError:
-            logger.exception(
-                "resource %s (%s) cannot be destroyed: its handle is unreadable", taken.name, taken.resource_id
-            )
+            handle = None if taken.handle is None else parse_stored(taken.handle)
+        except ValueError as error:
+            text = "resource %s (%s) cannot be destroyed: its handle is unreadable"
+            logger.exception(text, taken.name, taken.resource_id, exc_info=redacted(error))
             return
         if await self._by_name[taken.name]._destroy_now(taken.resource_id, handle):
             destroyed.append(taken.resource_id)

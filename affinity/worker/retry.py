@@ -12,6 +12,7 @@ import anyio
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, stop_never, wait_random_exponential
 
 from affinity.errors import Contention, ProviderError
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.worker")
 
@@ -94,7 +95,7 @@ class DatabaseHealth:
         self._failing[caller] = self._failed_at = time.monotonic()
         if self._up and self._failures >= LOST_AFTER:
             self._up = False
-            logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, error)
+            logger.warning("worker %s: database lost (%s); retrying with backoff", self._worker_id, redacted(error))
 
     def note_answer(self, caller: Hashable = "") -> None:
         """Note that a call succeeded."""

@@ -30,21 +30,22 @@ from affinity.orchestration.app import SessionListener
 from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
-    InstanceCounts,
+    InstanceValue,
     Provider,
-    QueueStatistics,
     WorkerIdentity,
     WorkerProfile,
 )
+from affinity.redaction import redacted
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
+from affinity.worker.clients import ClientMaker
 from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher, orchestration_names
 from affinity.worker.guests import GuestPart, guest_parts
 from affinity.worker.instances import InstanceTable
 from affinity.worker.lease import LeaseState, describe_worker
 from affinity.worker.maintenance import DRAIN_STEP_SECONDS, Maintenance, code_version
-from affinity.worker.metrics import Metrics
+from affinity.worker.metrics import Metrics, WorkReading
 from affinity.worker.notifier import FetchState, Notifier
 from affinity.worker.options import PACK, KernelOptions
 from affinity.worker.rebalancing import Rebalancer
@@ -79,6 +80,7 @@ class Runtime:
         health: DatabaseHealth,
         metrics: Metrics,
         timing: Timing = REAL_TIME,
+        clients: ClientMaker | None = None,
     ) -> None:
         self._provider = provider
         self._identity = identity
@@ -122,10 +124,16 @@ class Runtime:
             if part.is_wanted(provider, app)
         }
         self.activities: ActivityRunner = ActivityRunner(
-            app, services, sessions=self.sessions, commits=self.commits, guests=self.guests, spawn=self._spawn
+            app,
+            services,
+            sessions=self.sessions,
+            commits=self.commits,
+            guests=self.guests,
+            spawn=self._spawn,
+            clients=clients,
         )
         self.capacity: Capacity = Capacity(services, self.activities, self.sessions, self.commits)
-        self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time)
+        self.replays: Replays = Replays(self._read_history, self.commits.flush_in_time, self._read_values)
         self.sent_events: SentEvents = SentEvents(services)
         self.registrations: Registrations = Registrations(services)
         for name, version in itertools.chain.from_iterable(guest.starts() for guest in self.guests.values()):
@@ -160,6 +168,7 @@ class Runtime:
         self.activities.deliver_result = self.instances.deliver_result
         self.maintenance.fail_waiting = self.activities.fail_waiting
         self.maintenance.note_due = self._note_due
+        self.commits.on_gates = self._note_gates
         self.lease.stop_work = self._stop_work
         self.lease.cancel_work = self.activities.cancel_locks
 
@@ -200,7 +209,8 @@ class Runtime:
             except Exception as error:
                 if isinstance(error, WorkerFenced) or not isinstance(error, ProviderError):
                     name = getattr(loop, "__qualname__", loop)
-                    logger.exception("worker %s: %s failed", self._identity.worker_id, name)
+                    worker_id = self._identity.worker_id
+                    logger.exception("worker %s: %s failed", worker_id, name, exc_info=redacted(error))
                     return self.lease.end(error)
                 if not error.retryable:
                     self._health.note_failure(error, loop)
@@ -218,10 +228,18 @@ class Runtime:
         for guest, part in self.guests.items():
             part.on_due(due.get(guest))
 
+    def _note_gates(self, came: bool) -> None:
+        for part in self.guests.values():
+            part.on_gates(came)
+
     async def _read_history(self, cursors: Sequence[HistoryCursor]) -> Sequence[HistoryPage]:
         """Return the next pages of some histories."""
         read = self._provider.read_history(cursors, max_bytes=self._options.max_batch_bytes)
         return await self.lease.calls.watch("histories", read)
+
+    async def _read_values(self, instance_ids: Collection[str]) -> Sequence[InstanceValue]:
+        """Return the values of some instances."""
+        return await self.lease.calls.watch("histories", self._provider.get_values(instance_ids))
 
     async def _check_sessions(self, session_ids: Collection[str]) -> Mapping[str, float]:
         """Return the sessions among these that this worker holds, with the seconds until the lock of each ends."""
@@ -229,10 +247,40 @@ class Runtime:
         mine = self._identity.incarnation
         return {row.session_id: row.expires_in for row in rows if row.held and row.incarnation == mine}
 
-    async def measure_work(self, after: str | None) -> tuple[QueueStatistics, InstanceCounts]:
-        """Return the sizes of the queues and the counts of one page of instances after ``after``; for metrics."""
+    async def measure_work(self, after: str | None) -> WorkReading:
+        """Return the sizes of the queues, the counts of one page of instances after ``after``, and what guests measure;
+        for metrics.
+        """
         queues = await self._provider.measure_queues(SCRAPE_COUNT)
-        return queues, await self._provider.count_instances(SCRAPE_COUNT, after=after)
+        counts = await self._provider.count_instances(SCRAPE_COUNT, after=after)
+        of_guests: dict[str, Mapping[str, float]] = {}
+        for part in self.guests.values():
+            of_guests |= await part.measure()
+        return queues, counts, of_guests
+
+    # -- idle
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether nothing runs here, is being replayed, or waits to be written."""
+        return not (self.activities or self.replays) and self.instances.is_idle and self.commits.is_idle
+
+    async def look_for_work(self) -> float:
+        """Take what is due; return the seconds until this worker has something to do. 0: it has something now;
+        infinity: it has nothing to wait for. What other workers have, and suspended instances, do not count.
+
+        Raises:
+            ProviderError: the database does not answer.
+        """
+        if not self._is_at_rest:
+            return 0.0
+        taken = self.fetcher.taken  # what began and ended while this looked has left its next step behind the look
+        await self.maintenance.run_due()
+        dues = [await guest.run_due() for guest in self.guests.values()]
+        found = await self.fetcher.look()
+        if not self._is_at_rest or self.fetcher.taken != taken:
+            return 0.0
+        return min([found, *[due for due in dues if due is not None]])
 
     # -- the end
 

@@ -33,6 +33,7 @@ from affinity.orchestration.app import (
     SessionListener,
 )
 from affinity.provider.contract import IdleSession
+from affinity.redaction import redacted
 from affinity.session import Sessions
 from affinity.tasks import call_here
 from affinity.user_code import call_sync
@@ -80,7 +81,13 @@ class _Held:
     rests_until: float = 0.0  # monotonic: it has come by a planned move, and is not offered before
     offered: bool = False  # to another worker, which has not taken it yet
     hydrate_seconds: float = 0.0  # of its last hydrate here
+    load_seconds: float = 0.0  # of all loads of its resources here
     pause: float = math.inf  # seconds between two works of it, lately; inf: there was one work
+
+    @property
+    def cost(self) -> float:
+        """Seconds that another holder would need to load what it has here."""
+        return self.hydrate_seconds + self.load_seconds
 
     def begin(self, now: float) -> None:
         """Count a work item that begins."""
@@ -202,7 +209,7 @@ class HeldSessions:
 
         def place(item: tuple[str, _Held]) -> tuple[bool, bool, bool, float]:
             name, held = item
-            return held.is_in_use(now), name in costly, held.hydrate_seconds >= COSTLY_SECONDS, held.idle_since
+            return held.is_in_use(now), name in costly, held.cost >= COSTLY_SECONDS, held.idle_since
 
         return [
             IdleSession(session_id=name, only_user=None if held.running else held.user, in_use=held.is_in_use(now))
@@ -223,12 +230,12 @@ class HeldSessions:
         """Sessions that may be offered to other workers, at most ``most``, the cheapest first.
 
         A session may be offered if it has had no work for ``idle`` seconds, is not offered yet, is at rest since it
-        came from another worker, and no listener keeps it here. Its cost is the time of its hydrate, times the rate at
-        which it is used.
+        came from another worker, and no listener keeps it here. Its cost is the time of its hydrate and of the loads of
+        its resources, times the rate at which it is used.
         """
         now = self._monotonic()
         found = [
-            (held.hydrate_seconds * held.uses / (now - held.begun + 1.0), name)
+            (held.cost * held.uses / (now - held.begun + 1.0), name)
             for name, held in self._held.items()
             if not held.running
             and not held.offered
@@ -247,6 +254,11 @@ class HeldSessions:
         """Note how long hydrates took here, by epoch."""
         for held in self._held.values():
             held.hydrate_seconds = seconds.get(held.epoch, held.hydrate_seconds)
+
+    def note_loads(self, seconds: Mapping[int, float]) -> None:
+        """Note how long the sessions of these epochs have waited for resources here."""
+        for held in self._held.values():
+            held.load_seconds += seconds.get(held.epoch, 0.0)
 
     def count_offered(self) -> int:
         """How many are offered to other workers, and have not gone."""
@@ -315,16 +327,16 @@ async def _notify(notify: Callable[..., Awaitable[None]], *args: object) -> None
     """A listener is the application's code: what it raises is logged, and changes nothing here."""
     try:
         await call_here(notify, *args, limit=NOTIFY_SECONDS)
-    except Exception:
-        logger.exception("a session listener failed")
+    except Exception as error:
+        logger.exception("a session listener failed", exc_info=redacted(error))
 
 
 def _ask(question: Callable[[], T], otherwise: T) -> T:
     """The answer of a listener; what to do without one."""
     try:
         return call_sync(question)
-    except Exception:
-        logger.exception("a session listener failed")
+    except Exception as error:
+        logger.exception("a session listener failed", exc_info=redacted(error))
         return otherwise
 
 

@@ -17,7 +17,7 @@ from affinity.orchestration.engine import Execution
 from affinity.orchestration.wire import ActivityTask
 from affinity.provider.contract import Generation, MoveFilter, MoveReason, SessionMove, Turn, WorkItem
 from affinity.records import frozen
-from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE
+from affinity.telemetry import INSTANCE_ATTRIBUTE, SESSION_ATTRIBUTE, label_attributes
 from affinity.tracing import Attempt, ExecutionEnd, ExecutionName, SessionMoveEvent, execution_context, record_execution
 from affinity.worker.services import WorkerServices
 
@@ -53,6 +53,7 @@ class AttemptTracer:
             "affinity.orchestration": task.orchestration,
             "affinity.attempt": context.attempt,
             "affinity.worker_id": self._worker_id,
+            **label_attributes(task.labels),
         }
         if (session_id := item.session_id or task.shown_session) is not None:
             attributes[SESSION_ATTRIBUTE] = session_id
@@ -131,6 +132,7 @@ class ExecutionTracer:
             name=execution.name,
             version=execution.version,
             session_id=execution.session_id,
+            labels=label_attributes(execution.labels),
             worker_id=self.worker_id,
             began=execution.began,
             ended=now,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, details_document
+from affinity.headers import Headers
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
+from affinity.orchestration.gates import gate_of
 from affinity.orchestration.waits import moved_event
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
@@ -31,11 +33,12 @@ from affinity.provider.contract import (
     SessionHold,
     SessionWatch,
     Turn,
+    ValueWrite,
     WorkerTags,
     WorkKey,
     WorkLock,
 )
-from affinity.records import ActivityRun, CommitPart, StateWrite, constructor, frozen
+from affinity.records import ActivityRun, CommitPart, Labels, StateWrite, constructor, frozen
 from affinity.worker.tracing import NO_CONTEXTS, TurnContexts
 
 NO_RUNS: Final[Mapping[int, ActivityRun]] = {}
@@ -64,7 +67,7 @@ class TurnPlacement:
 
     def takes(self, event: ev.ActivityScheduled) -> bool:
         """Return whether a fetch of this worker would take it if it had no session, or a new session."""
-        return not self.tags.only if event.tag is None else event.tag in self.tags.tags
+        return self.tags.takes(event.tag)
 
 
 ANY_WORK: Final = TurnPlacement()
@@ -72,7 +75,8 @@ ANY_WORK: Final = TurnPlacement()
 _WITHOUT_ROWS: Final = (
     ev.INPUTS
     | ev.OUTCOMES
-    | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.EventAccepted, ev.GuidCreated, ev.TimeRead}
+    | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.EventAccepted}
+    | {ev.GuidCreated, ev.TimeRead, ev.ValueRead}
 )
 """Events that a turn writes into the history only."""
 
@@ -88,6 +92,8 @@ class _OtherRows:
     watches: list[SessionWatch] = field(default_factory=list)
     release_sessions: list[str] = field(default_factory=list)
     replies: list[MessageReply] = field(default_factory=list)
+    values: list[ValueWrite] = field(default_factory=list)
+    labels: Labels | None = None
 
 
 @frozen()
@@ -160,6 +166,7 @@ def build_turn(
         claim_here=session_id is not None and try_reserve_session(session_id),
         placement=placement,
         trace=contexts.work,
+        headers=step.headers,
     )
     outcome = step.outcome
     if isinstance(outcome, ev.ContinuedAsNew) and outcome.version == ev.LATEST:
@@ -182,7 +189,7 @@ def build_turn(
     )
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
-        rows = _other_rows(execution, generation, others, outcome, contexts)
+        rows = _other_rows(execution, generation, others, outcome, contexts, headers=step.headers)
         holds = [SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()]
         turn = replace(turn, holds=holds, ended_holds=step.ended_holds, **vars(rows))
     sent = [event for _, event in others if type(event) is ev.EventSent]
@@ -190,10 +197,10 @@ def build_turn(
 
 
 def _only_session(scheduled: Sequence[tuple[int, ev.ActivityScheduled]]) -> str | None:
-    """Return the session of all new work that has one, if it is the same."""
+    """Return the session of all new work that has one and does not wait, if it is the same."""
     found = None
     for _, event in scheduled:
-        if event.session_id is not None and not event.parked:
+        if event.session_id is not None and not event.parked and not event.limits:
             if found is not None and found != event.session_id:
                 return None
             found = event.session_id
@@ -210,6 +217,7 @@ def _new_work(
     claim_here: bool,
     placement: TurnPlacement,
     trace: str | None,
+    headers: Mapping[int, Headers],
 ) -> tuple[list[NewWorkItem], list[ActivityTask]]:
     items: list[NewWorkItem] = []
     tasks: list[ActivityTask] = []
@@ -221,7 +229,16 @@ def _new_work(
         if event.session_id is None:
             here = here and plain_here > 0
             plain_here -= here
-        task = activity_task(event, execution.session_id, definition.name, definition.version, generation, trace=trace)
+        task = activity_task(
+            event,
+            execution.session_id,
+            definition.name,
+            definition.version,
+            generation,
+            trace=trace,
+            headers=headers.get(event_id) if headers else None,
+            labels=execution.labels,
+        )
         tasks.append(task)
         items.append(
             _work_item(
@@ -236,6 +253,7 @@ def _new_work(
                 takeover_after=event.wait,
                 fail_after=event.fail_after,
                 parked=event.parked,
+                gate=gate_of(event.limits, event.priority) if event.limits or event.priority else None,
             )
         )
     return items, tasks
@@ -247,17 +265,26 @@ def _other_rows(
     events: Sequence[tuple[int, ev.Event]],
     outcome: ev.Outcome | None,
     contexts: TurnContexts,
+    *,
+    headers: Mapping[int, Headers],
 ) -> _OtherRows:
     rows = _OtherRows()
     for event_id, event in events:
-        _add_rows(rows, execution, generation, event_id, event, trace=contexts.work)
+        _add_rows(rows, execution, generation, event_id, event, sent=_Sent(contexts.work, headers.get(event_id)))
     if outcome is not None:
         _add_outcome(rows, execution, outcome, contexts.execution)
     return rows
 
 
+class _Sent(NamedTuple):
+    """What goes with a start or an event that an instance sends."""
+
+    trace: str | None
+    headers: Headers | None
+
+
 def _add_rows(
-    rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: ev.Event, *, trace: str | None
+    rows: _OtherRows, execution: Execution, generation: Generation, event_id: int, event: ev.Event, *, sent: _Sent
 ) -> None:
     me, run = execution.instance_id, execution.execution_id
     match event:
@@ -265,7 +292,7 @@ def _add_rows(
             fired = encode_message(run, ev.TimerFired(schedule_id=event_id))
             rows.messages.append(NewMessage(instance_id=me, payload=fired, delay=event.delay, timer=(run, event_id)))
         case ev.SubOrchestrationScheduled():
-            rows.instances.append(_child(execution, generation, event_id, event, trace))
+            rows.instances.append(_child(execution, generation, event_id, event, sent))
         case ev.ActivityCancelled():
             rows.cancel_activities.append(event.schedule_id)
         case ev.TimerCancelled():
@@ -274,32 +301,39 @@ def _add_rows(
             # For the current execution: a watch outlives the execution that asked for it.
             moved = encode_message(ANY_EXECUTION, moved_event(event.session_id))
             rows.watches.append(SessionWatch(event.session_id, moved))
+        case ev.ValueSet():
+            rows.values.append(ValueWrite(event.key, event.value))
+        case ev.ValuesCleared():
+            rows.values.append(ValueWrite(None))
+        case ev.LabelsSet():
+            rows.labels = event.labels
         case ev.SessionReleased():
             rows.release_sessions.append(event.session_id)
         case ev.SubOrchestrationCancelled():
             stop = encode_message(ANY_EXECUTION, ev.CancelRequested(reason=f"cancelled by its parent {me!r}"))
             rows.messages.append(NewMessage(instance_id=execution.child_id(event.schedule_id), payload=stop))
         case _:
-            _add_sent(rows, event, trace)
+            _add_sent(rows, event, sent)
 
 
-def _add_sent(rows: _OtherRows, event: ev.Event, trace: str | None) -> None:
+def _add_sent(rows: _OtherRows, event: ev.Event, sent: _Sent) -> None:
     """Add the row for an event that is for others than this instance and its children."""
     match event:
         case ev.EventReplied():
             rows.replies.append(MessageReply(event.key, event.data))
         case ev.DetachedStarted():
-            rows.instances.append(_detached(event, trace))
+            rows.instances.append(_detached(event, sent))
         case ev.EventSent():
-            sent = encode_message(ANY_EXECUTION, ev.EventRaised(event.name, event.data, trace=trace))
-            rows.messages.append(NewMessage(instance_id=event.instance_id, payload=sent))
+            raised = ev.EventRaised(event.name, event.data, headers=sent.headers, trace=sent.trace)
+            message = encode_message(ANY_EXECUTION, raised)
+            rows.messages.append(NewMessage(instance_id=event.instance_id, payload=message))
 
 
 def _child(
-    execution: Execution, generation: Generation, event_id: int, event: ev.SubOrchestrationScheduled, trace: str | None
+    execution: Execution, generation: Generation, event_id: int, event: ev.SubOrchestrationScheduled, sent: _Sent
 ) -> NewInstance:
     me = ev.ParentRef(execution.instance_id, execution.execution_id, event_id, generation)
-    start = _start(event, parent=me, trace=trace)
+    start = _start(event, parent=me, sent=sent)
     text = f"an instance with the id {event.instance_id!r} exists already"
     taken = ev.SubOrchestrationFailed(event_id, "exists", "InstanceExists", text)
     text = f"the instance {event.instance_id!r} was deleted before it had ended"
@@ -313,23 +347,33 @@ def _child(
         on_exists=encode_message(execution.execution_id, taken),
         parent_generation=generation,
         session_id=execution.session_id,
+        labels=event.labels,
         on_deleted=encode_message(execution.execution_id, deleted),
     )
 
 
 def _start(
-    event: ev.SubOrchestrationScheduled | ev.DetachedStarted, parent: ev.ParentRef | None, trace: str | None
+    event: ev.SubOrchestrationScheduled | ev.DetachedStarted, parent: ev.ParentRef | None, sent: _Sent
 ) -> ev.OrchestrationStarted:
-    return ev.OrchestrationStarted(event.name, event.version or "", event.input, parent=parent, trace=trace)
+    return ev.OrchestrationStarted(
+        event.name,
+        event.version or "",
+        event.input,
+        parent=parent,
+        labels=event.labels,
+        headers=sent.headers,
+        trace=sent.trace,
+    )
 
 
-def _detached(event: ev.DetachedStarted, trace: str | None) -> NewInstance:
-    start = _start(event, parent=None, trace=trace)
+def _detached(event: ev.DetachedStarted, sent: _Sent) -> NewInstance:
+    start = _start(event, parent=None, sent=sent)
     return NewInstance(
         instance_id=event.instance_id,
         name=event.name,
         version=event.version,
         start=encode_message(ANY_EXECUTION, start),
+        labels=event.labels,
     )
 
 
@@ -343,6 +387,9 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome, tr
             carried=outcome.carried,
             custom_status=execution.custom_status,
             scheduled_for=execution.scheduled_for,
+            labels=execution.labels,
+            continued=True,
+            headers=execution.headers,
             trace=trace,
         )
         message = encode_message(execution.execution_id + 1, again)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -35,21 +36,25 @@ from types import TracebackType
 from typing import ClassVar, Final, Self, TypeVar
 
 import anyio
+from prometheus_client import CollectorRegistry
 
 from affinity.actions import ACTORS
 from affinity.async_block import AsyncBlock
 from affinity.errors import DatabaseChanged, InvalidInput, InvalidOptions, ProviderError
 from affinity.orchestration import KernelApp
 from affinity.orchestration.app import SessionListener, check_listeners
+from affinity.payloads import Blobs, PayloadCodec, check_blobs, check_codec, open_coded
 from affinity.provider import migrate, open_provider, redact
 from affinity.provider.contract import SLOTS, Hint, Incarnation, Provider, WorkerIdentity, WorkerInfo
 from affinity.provider.timeline import Timeline
+from affinity.redaction import redacted
 from affinity.tasks import BackgroundTask
 from affinity.telemetry import instrumented
 from affinity.user_code import refuse_in_orchestration
+from affinity.worker.clients import ClientMaker
 from affinity.worker.guests import guest_parts
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
-from affinity.worker.metrics import Measured, Metrics
+from affinity.worker.metrics import Metrics, WorkReading
 from affinity.worker.options import KernelOptions
 from affinity.worker.retry import DatabaseHealth
 from affinity.worker.runtime import Runtime
@@ -66,6 +71,12 @@ _BEGUN: Final[set[Incarnation]] = set()
 MEASURE_TIMEOUT = 3.0
 """Seconds that a scrape of the metrics waits for the database, or for a loop that is blocked."""
 
+IDLE_SECONDS = 1.0
+"""A worker that is to end when it is idle still waits for what is due within this time."""
+
+IDLE_PAUSE = 0.05
+"""Seconds between two checks whether a worker is idle while it has something to do."""
+
 LEAVE_SECONDS = 5.0
 """Seconds for which a worker that ends tries to release its name; its lease expires anyway."""
 
@@ -74,6 +85,7 @@ class KernelWorker(AsyncBlock):
     """A worker with the options of the kernel; `affinity.Worker` has those of the guests too."""
 
     _options_type: ClassVar[type[KernelOptions]] = KernelOptions
+    _client_maker: ClassVar[ClientMaker | None] = None
 
     def __init__(
         self,
@@ -83,12 +95,17 @@ class KernelWorker(AsyncBlock):
         *,
         listeners: Iterable[SessionListener] = (),
         migrate: bool = True,
+        codec: PayloadCodec | None = None,
+        registry: CollectorRegistry | None = None,
+        blobs: Blobs | None = None,
     ) -> None:
         refuse_in_orchestration("a Worker")
+        if registry is not None and not hasattr(registry, "restricted_registry"):
+            raise InvalidOptions(f"registry must be a CollectorRegistry of prometheus_client, not {registry!r:.80}")
         self.options: KernelOptions = options or self._options_type.from_environment()
         self.identity: WorkerIdentity = _new_identity(self.options.worker_node_id)
         self._own = {self.identity.incarnation}
-        self.metrics: Metrics = Metrics(self.identity.worker_id, app)
+        self.metrics: Metrics = Metrics(self.identity.worker_id, app, beside=registry)
         self.metrics_port: int | None = None
         self._progress = LoopProgress()
         self._timing = REAL_TIME
@@ -96,6 +113,8 @@ class KernelWorker(AsyncBlock):
         self._url = url
         self._listeners = [*app.session_listeners, *listeners]
         self._migrate = migrate
+        self._codec = check_codec(codec)
+        self._blobs = check_blobs(blobs)
         self._labels = {**_describe_process(app), SLOTS: str(self.options.worker_concurrency)}
         self._health = DatabaseHealth(self.identity.worker_id)
         self._drain_begun = False
@@ -118,7 +137,7 @@ class KernelWorker(AsyncBlock):
         async with AsyncExitStack() as stack:
             self._app.check()
             check_listeners(self._listeners)
-            stack.enter_context(instrumented())
+            stack.enter_context(instrumented(self.options.log_labels))
             stack.enter_context(self._progress.beating())
             self._serve_metrics(stack)
             await stack.enter_async_context(self._incarnations())
@@ -178,6 +197,39 @@ class KernelWorker(AsyncBlock):
         Raises:
             WorkerFenced, WorkerStalled: see `wait_ended`; and the errors of entering.
         """
+        ended_by = await self._serve(anyio.sleep_forever)
+        assert ended_by is not None
+        return ended_by
+
+    async def serve_until_idle(self, most: float | None = None) -> signal.Signals | None:
+        """Run as `serve` does, and end when `wait_idle` returns; returns None then."""
+        return await self._serve(partial(self.wait_idle, most))
+
+    async def wait_idle(self, most: float | None = None) -> bool:
+        """Wait until this worker is idle: nothing runs here or waits to be written, and there is nothing that it could
+        run, now or within a second. Work that other workers have does not count, nor do suspended instances.
+
+        Args:
+            most: seconds to wait at most. What becomes due within this time counts as if it were due now: timers,
+                delayed starts, retries, schedules. None: as long as it takes.
+
+        Returns:
+            False when ``most`` seconds have passed, and something is left to do.
+        """
+        end = math.inf if most is None else time.monotonic() + most
+        while (left := end - time.monotonic()) > 0:
+            due = 0.0
+            with contextlib.suppress(ProviderError), anyio.move_on_after(None if most is None else left):
+                due = await self.runtime.look_for_work()
+            if due > (IDLE_SECONDS if most is None else max(0.0, end - time.monotonic())):
+                logger.info("worker %s: idle", self.identity.worker_id)
+                return True
+            await anyio.sleep(min(max(due, IDLE_PAUSE), IDLE_SECONDS, max(0.0, end - time.monotonic())))
+        logger.info("worker %s: something is left to do, and the time is over", self.identity.worker_id)
+        return False
+
+    async def _serve(self, wait: Callable[[], Awaitable[object]]) -> signal.Signals | None:
+        """Run as a process until a signal has come, or until ``wait`` has returned; returns the signal."""
         received: list[signal.Signals] = []
         failure: BaseException | None = None
         hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []  # ignored by `nohup`
@@ -188,7 +240,10 @@ class KernelWorker(AsyncBlock):
                 try:
                     async with self:
                         tasks.start_soon(_cancel_after, self._ended, tasks.cancel_scope)
-                        await first.wait()
+                        async with anyio.create_task_group() as ending:
+                            ending.start_soon(_cancel_after, first, ending.cancel_scope)
+                            await wait()
+                            ending.cancel_scope.cancel()
                         await self.drain()
                 except Exception as error:
                     failure = error  # leaves as itself, not as a group
@@ -196,7 +251,7 @@ class KernelWorker(AsyncBlock):
         failure = failure or self._error
         if failure is not None:
             raise failure
-        return received[0]
+        return received[0] if received else None
 
     async def _watch(
         self,
@@ -276,7 +331,9 @@ class KernelWorker(AsyncBlock):
         if isinstance(runtime.lease.error, DatabaseChanged):
             self._is_running = False
             logger.warning(
-                "worker %s: %s; starting again as a new incarnation", runtime.lease.worker_id, runtime.lease.error
+                "worker %s: %s; starting again as a new incarnation",
+                runtime.lease.worker_id,
+                redacted(runtime.lease.error),
             )
         elif runtime.lease.error is not None:
             self._end(runtime.lease.error)
@@ -299,6 +356,7 @@ class KernelWorker(AsyncBlock):
                 health=self._health,
                 metrics=self.metrics,
                 timing=self._timing,
+                clients=self._client_maker,
             )
             stack.callback(runtime.instances.close_all)
             renewer = LeaseRenewer(
@@ -323,7 +381,14 @@ class KernelWorker(AsyncBlock):
             await self._retry(partial(migrate, self._url), timeout)
         name = f"affinity {self.identity.worker_id}"
         connect = partial(
-            open_provider, self._url, application_name=name, timeline=timeline, probe_after=probe_after(self.options)
+            open_coded,
+            self._url,
+            self._codec,
+            self._blobs,
+            is_worker=True,
+            application_name=name,
+            timeline=timeline,
+            probe_after=probe_after(self.options),
         )
         provider = await self._retry(connect, timeout)
         stack.push_async_callback(_close, provider)
@@ -450,7 +515,8 @@ class KernelWorker(AsyncBlock):
         self.metrics.counter("replays", "Histories replayed", self._count(lambda now: now.instances.replays))
         if self.options.metrics_port is not None:
             late = {guest: part.late for guest, part in guest_parts().items() if part.late is not None}
-            self.metrics.work(partial(self._measured, asyncio.get_running_loop()), late)
+            measures = [measure for part in guest_parts().values() for measure in part.measures]
+            self.metrics.work(partial(self._measured, asyncio.get_running_loop()), late, measures)
             host = self.options.metrics_host
             try:
                 self.metrics_port, stop = self.metrics.serve(host, self.options.metrics_port, self._is_alive)
@@ -469,7 +535,7 @@ class KernelWorker(AsyncBlock):
         """
         return self._progress.stands_still_for() <= self.options.stall_timeout
 
-    def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> Measured | None:
+    def _measured(self, loop: asyncio.AbstractEventLoop, after: str | None) -> WorkReading | None:
         """Counts of the database's rows, for the thread of a scrape. None: the database does not answer in time."""
         if self._runtime is None or not self._is_running:
             return None
@@ -478,7 +544,7 @@ class KernelWorker(AsyncBlock):
             return asked.result(MEASURE_TIMEOUT)
         except (TimeoutError, CancelledError, ProviderError) as error:
             asked.cancel()
-            logger.debug("worker %s: no statistics: %r", self.identity.worker_id, error)
+            logger.debug("worker %s: no statistics: %r", self.identity.worker_id, redacted(error))
             return None
 
     def _count(self, read: Callable[[Runtime], float]) -> Callable[[], float]:

@@ -14,6 +14,7 @@ from bench.scenarios.env import env
 from bench.scenarios.failover import failover
 from bench.scenarios.fanout import fanout
 from bench.scenarios.fleet import fleet
+from bench.scenarios.flow import flow
 from bench.scenarios.idle import idle
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
@@ -55,6 +56,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "crowd": crowd,
     "schedules": schedules,
     "steps": steps,
+    "flow": flow,
     "fleet": fleet,
     "size": size,
     "console": console,
@@ -62,7 +64,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "env": env,
 }
 
-LONG = ("console", "fleet", "size", "soak")
+LONG = ("console", "fleet", "flow", "size", "soak")
 """Not part of ``all``."""
 
 ON_SQLITE = (

@@ -63,6 +63,13 @@ SAMPLES = 40
 
 PAGE = 100
 
+LABELLED = {
+    "list by a label": InstanceFilter(labels={"tenant": "acme"}),
+    "list by a label and status": InstanceFilter(labels={"tenant": "acme"}, status=["completed"]),
+    "list by two frequent labels": InstanceFilter(labels={"region": "eu", "tier": "gold"}),
+}
+"""Half of the instances have the first. A tenth has either of the other two, and a hundredth has both."""
+
 DAY = 86_400.0
 
 
@@ -146,7 +153,7 @@ async def filled(run: Run, url: str, rows: Rows) -> AsyncIterator[_Stage]:
             await peer.register()
             stage = _Stage(peer, connection)
             stage.execute("workers", workers=WORKERS)
-            for name in ("instances", "histories", "ended"):
+            for name in ("instances", "histories", "ended", "labels"):
                 stage.execute(name, instances=rows.instances, workers=WORKERS)
             for name in ("sessions", "states"):
                 stage.execute(name, sessions=rows.sessions, own=OWN, workers=WORKERS)
@@ -243,6 +250,9 @@ async def _list(stage: _Stage) -> None:
         provider.list_instances(InstanceFilter(after=(found[-1].created_at, found[-1].instance_id)), PAGE),
     )
     await stage.cost("list failed instances", provider.list_instances(InstanceFilter(status=["failed"]), PAGE))
+    for operation, wanted in LABELLED.items():
+        page = await stage.cost(operation, provider.list_instances(wanted, PAGE))
+        assert all(wanted.labels.items() <= dict(each.labels).items() for each in page)
     await stage.cost("list by id", provider.get_instance([f"waiting-{n}" for n in range(1, BATCH + 1)]))
     await stage.cost("list sessions", provider.list_sessions(limit=PAGE))
     await stage.cost("list records", provider.states.list(SessionFilter(), PAGE))

@@ -21,6 +21,11 @@ QUEUE = "bench"
 WAITING_QUEUE = "bench-waiting"
 """Without a bound: a workflow that waits counts as one that runs."""
 
+CALLS_QUEUE = "bench-calls"
+CALLS_AT_ONCE = 100
+CALLS_LIMITER = {"limit": 1_000_000, "period": 60.0}
+"""Of the queue of calls: a concurrency of the whole fleet, and a rate that is never reached."""
+
 SETTINGS = {"worker_concurrency": 10, "polling_interval_sec": 0.1}
 """Of its queue. Ten concurrent workflows are faster here than all, or than fewer; plain functions than coroutines. The
 queue is polled ten times a second instead of once.
@@ -64,6 +69,11 @@ class DbosClient:
     def outputs(self, ids: Sequence[str]) -> list[Any]:
         handles = [self._client.retrieve_workflow(one) for one in ids]
         return [handle.get_result(polling_interval_sec=POLL_SECONDS) for handle in handles]
+
+    def start_calls(self, ids: Sequence[str]) -> None:
+        """Start a workflow of one step for each id, on the queue with a concurrency and a limiter."""
+        for number, one in enumerate(ids):
+            self._enqueue("call", one, number, queue=CALLS_QUEUE)
 
     def _enqueue(self, workflow: str, one: str, *arguments: Any, queue: str = QUEUE) -> None:
         options = {"queue_name": queue, "workflow_name": workflow, "workflow_id": one}
@@ -123,12 +133,18 @@ def _run(url: str, worker: str, options: str) -> None:
         await dbos.recv_async("go", timeout_seconds=86_400)
         return True
 
+    def one_call(number: int) -> list[float]:
+        return list(durable_step(number, 0.0))
+
     dbos.workflow(name="walk")(walk)
+    dbos.workflow(name="call")(one_call)
     dbos.workflow(name="waiting")(waiting)
     dbos.launch()
     chosen = json.loads(options)
     dbos.register_queue(QUEUE, **chosen)
     dbos.register_queue(WAITING_QUEUE, polling_interval_sec=chosen["polling_interval_sec"])
+    calls = {"global_concurrency": CALLS_AT_ONCE, "limiter": CALLS_LIMITER}
+    dbos.register_queue(CALLS_QUEUE, polling_interval_sec=chosen["polling_interval_sec"], **calls)
     threading.Timer(FIRST_POLL_SECONDS, announce_ready).start()
     threading.Event().wait()
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pydantic import BaseModel
 
 from affinity import Client, ExternalEvent, SessionStore, Start, migrate
 from bench.chats import Chat
@@ -54,6 +55,10 @@ class OurClient:
     def _start(self, routes: Mapping[str, Route]) -> None:
         starts = [Start("walk", route, one) for one, route in routes.items()]
         self.call(lambda client: client.start_many(starts))
+
+    def start_inputs(self, orchestration: str, inputs: Mapping[str, BaseModel]) -> None:
+        """Start an instance of this orchestration for each id, with the input that is given for it."""
+        self.call(lambda client: client.start_many([Start(orchestration, one, id) for id, one in inputs.items()]))
 
     def chats(self, sessions: Sequence[str]) -> list[tuple[int, Chat]]:
         """The version of each session's record, and the state in it."""
@@ -127,11 +132,11 @@ class OurSystem:
     def prepare(self, url: str) -> None:
         anyio.run(migrate, url)
 
-    def launch(self, url: str, worker: str, *, app: str = "app", **options: Any) -> Launch:
-        """``affinity worker``; options of `affinity.RuntimeOptions`."""
+    def launch(self, url: str, worker: str, *, app: str = "app", module: str = "ours_app", **options: Any) -> Launch:
+        """``affinity worker`` for an app of a module beside this one; options of `affinity.RuntimeOptions`."""
         values = {"worker_node_id": worker} | SETTINGS | options
         return Launch(
-            arguments=[sys.executable, "-m", "affinity", "worker", f"bench.systems.ours_app:{app}"],
+            arguments=[sys.executable, "-m", "affinity", "worker", f"bench.systems.{module}:{app}"],
             ready=re.compile(r"running app"),
             environment={f"AFFINITY_{name.upper()}": str(value) for name, value in {"url": url, **values}.items()}
             | ({SWITCH: "1"} if self.tracing else {}),

@@ -71,6 +71,9 @@ class FakeWake:
     async def commit(self) -> None:
         self.commits.append(len(self.appended))
 
+    def _with_middleware(self, kind: str, name: str, input: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
     async def begin_once(self, key: str) -> bool:
         is_new = key not in self.begun
         self.begun.add(key)
@@ -107,7 +110,7 @@ class FakeWake:
         yield
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str, *, calls: bool = False) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -388,6 +391,41 @@ def test_a_call_that_needs_confirmation_waits_and_the_others_run() -> None:
     assert result.stop == "requires_action"
     assert wake.kinds == ["agent.tool_use", "agent.tool_use", "agent.tool_confirmation", "agent.tool_result"]
     assert wake.requests[0].expires_in == 60.0
+
+
+@tool(
+    confirm=True, title="Pay back", describe=lambda call: f"Pay {call.cents / 100:.2f} € to {call.to}", dangerous=True
+)
+def pay_back(cents: int, to: str = "the customer") -> str:
+    return f"paid {cents}"
+
+
+def test_a_person_reads_the_words_of_the_application() -> None:
+    """A sentence from the arguments, with their defaults; of a tool that says nothing there is none."""
+    wake = FakeWake(UserMessage("pay me"))
+    made = [ToolCall("1", "pay_back", {"cents": 4990}), ToolCall("2", "refund", {"cents": 5})]
+    assert run(wake, Script(calls(*made)), pay_back, refund).stop == "requires_action"
+    asked = [event for event in wake.appended if isinstance(event, ToolConfirmation)]
+    assert [(each.title, each.summary, each.dangerous) for each in asked] == [
+        ("Pay back", "Pay 49.90 € to the customer", True),
+        ("", "", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("describe", "problem"), [(lambda call: call.absent, "absent"), (lambda call: 5, "not a text")]
+)
+def test_a_call_that_cannot_be_described_is_not_run(describe: Callable[[Any], str], problem: str) -> None:
+    wake = FakeWake(UserMessage("pay me"))
+
+    @tool(confirm=True, describe=describe)
+    def pay(cents: int) -> str:
+        raise AssertionError
+
+    run(wake, Script(calls(ToolCall("1", "pay", {"cents": 5})), says("sorry")), pay)
+    (result,) = wake.results
+    assert result.is_error
+    assert problem in str(result.result)
 
 
 OPEN = (

@@ -293,12 +293,12 @@ def test_list_filters_and_pages(play: Play) -> None:
 
 @pytest.mark.usefixtures("database")
 def test_instances_of_a_session_are_listed() -> None:
-    succeed("start", "brew", "--id", "t1", "--session", "chat-1")
+    succeed("start", "brew", "--id", "t1", "--for-session", "chat-1")
     succeed("start", "brew", "--id", "t2")
     assert [each["instance_id"] for each in document("list", "--session", "chat-1")["instances"]] == ["t1"]
     assert document("show", "t1")["session_id"] == "chat-1"
     assert "chat-1" in succeed("list")
-    assert "session id" in refused(MISUSED, "start", "brew", "--session", "")
+    assert "session id" in refused(MISUSED, "start", "brew", "--for-session", "")
 
 
 def test_sessions_and_workers(play: Play) -> None:

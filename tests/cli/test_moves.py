@@ -47,7 +47,7 @@ def test_the_life_of_a_session(play: Play) -> None:
     epoch = document("sessions", "moves")[0]["epoch"]
     head, columns, row = shown.stdout.splitlines()
     held = f"session 'kettle' is held by worker 'puppet' under epoch {epoch}"
-    assert head == f"{held}; activities of it that run or wait: 1"
+    assert head == f"{held}; 1 activity of it runs or waits"
     assert columns.split()[:3] == ["SINCE", "WORKER", "EPOCH"]
     assert row.split()[1:4] == ["puppet", str(epoch), "new"]
     life = document("sessions", "life", "kettle")

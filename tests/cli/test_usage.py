@@ -35,6 +35,7 @@ from affinity.errors import (
     WakeFailed,
     WorkerFenced,
 )
+from affinity.trends.options import TrendOptions
 from tests.cli.conftest import refused, run, succeed
 from tests.support.extras import needs
 
@@ -86,7 +87,7 @@ def test_every_runtime_option_has_a_flag_that_is_explained() -> None:
         assert flags[option.name] == [option.flag]
         assert len(option.description) > len(option.name)
         assert f"[default: {option.default}]" in text
-    of_guests = {*AuditOptions.model_fields, *ConversationOptions.model_fields}
+    of_guests = {*AuditOptions.model_fields, *ConversationOptions.model_fields, *TrendOptions.model_fields}
     names = [option.name for option in RuntimeOptions.describe()]
     assert {*names[-len(of_guests) :]} == of_guests
     assert sorted(names) == sorted(RuntimeOptions.model_fields)

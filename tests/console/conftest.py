@@ -12,8 +12,10 @@ import pytest
 from affinity import Client, RuntimeOptions, Worker
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
+from affinity.flow.store.contract import LimitClosing, LimitSpec, limits_of
 from affinity.session import SessionMetadata, SessionState
 from tests.support.console_app import app, chats, needs, shows, spoils, stays
+from tests.support.limits import declare, wait_at
 from tests.support.waiting import until
 
 if TYPE_CHECKING:  # tests are skipped, and this file is not, where neither is installed
@@ -29,7 +31,7 @@ ORIGIN = {"origin": "http://console.test"}
 async def fill(client: Client, text: str, prefix: str = "") -> None:
     """Make one of each kind, with this text in each field that code of an application gives."""
     session, line = f"{prefix}s", " ".join(text[:100].split())
-    await (await client.start(shows, text, instance_id=f"{prefix}shown", session_id=session)).wait(20)
+    await (await client.start(shows, text, instance_id=f"{prefix}shown", for_session=session)).wait(20)
     about = SessionMetadata(parent=session, labels={"affinity.resource/box": "box-1"})
     await client.session_store.save(SessionState(session_id=f"{prefix}child", state=b"{}", metadata=about))
     with pytest.raises(OrchestrationFailed):
@@ -38,6 +40,10 @@ async def fill(client: Client, text: str, prefix: str = "") -> None:
     await client.start(needs, line, instance_id=f"{prefix}needs")
     await client.schedules.create(f"{prefix}nightly", line, every=3600)
     await client.schedules.pause(f"{prefix}nightly", text[:1000].replace("\0", ""))
+    provider, limit = client._provider, f"{prefix}limit"
+    await declare(provider, LimitSpec(name=limit, keyed=True, concurrency=0))
+    await wait_at(provider, limit, f"{prefix}limited", key=f"{prefix}key")
+    await limits_of(provider).close_limits([LimitClosing(limit=limit, seconds=3600.0, reason=text.replace("\0", ""))])
     await client.start("unknown to all", text[:100], instance_id=f"{prefix}suspended")
     talk = client.conversation(chats, f"{prefix}talk")
     titles = {"title": line, "owner": line, "labels": {"team": line}}

@@ -27,7 +27,10 @@ from starlette.routing import Mount
 from affinity import Client
 from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
-from tests.support.console_app import chats, needs, shows, varied
+from affinity.errors import OrchestrationFailed
+from tests.servers import old_and_new
+from tests.support.console_app import chats, needs, shows, spoils, varied
+from tests.support.limits import stage
 from tests.support.worker_processes import PATIENCE, ROOT, Workers, open_workers
 
 T = TypeVar("T")
@@ -178,12 +181,17 @@ def use(workers: Workers, instance_id: str, session: str) -> str:
     """Run an activity on a session; returns the worker that holds it."""
 
     async def run(client: Client) -> str:
-        await (await client.start(shows, "tea", instance_id=instance_id, session_id=session)).wait(PATIENCE)
+        await (await client.start(shows, "tea", instance_id=instance_id, for_session=session)).wait(PATIENCE)
         now = (await client.session_life(session)).now
         assert now is not None
         return now.worker_id
 
     return with_client(workers, run)
+
+
+async def ended(client: Client) -> None:
+    with pytest.raises(OrchestrationFailed):
+        await client.wait("spoilt-on-a-phone", PATIENCE)
 
 
 def say(workers: Workers, conversation_id: str, text: str) -> None:
@@ -202,7 +210,7 @@ def test_the_strip_shows_a_move(workers: Workers, open_windows: Callable[..., Wi
     expect(page.locator("svg.strip rect")).to_have_count(2, timeout=2 * SECOND)
     expect(page.locator(".sentence")).to_contain_text(f"is held by worker '{successor}'")
     newest = page.locator("table").first.locator("tbody tr").first
-    expect(newest).to_contain_text("lease_expired")
+    expect(newest).to_contain_text("lease expired")
     expect(newest).to_contain_text(" ms")
     workers.start(f"{holder}-again", APP)
 
@@ -258,7 +266,7 @@ def test_sessions_are_moved_released_exported_and_deleted(
     page.get_by_role("button", name="Delete its record").click()
     expect(page.locator("h1")).to_have_text("Sessions")
     page.goto(page.url.partition("/sessions")[0] + "/records?prefix=map")
-    expect(page.locator("tbody")).to_have_text("None.")
+    expect(page.locator("tbody")).to_contain_text("No record")
 
 
 def test_under_a_prefix(workers: Workers, browser: Browser) -> None:
@@ -279,6 +287,30 @@ def test_under_a_prefix(workers: Workers, browser: Browser) -> None:
         for link in page.locator("a[href], link[href], script[src]").all():
             assert (link.get_attribute("href") or link.get_attribute("src") or "").startswith(("/ops/", "#"))
         windows.close()
+
+
+def test_a_limit_is_changed_and_others_see_it(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """In the list and on its page, which renew by themselves."""
+    with_client(workers, lambda client: stage(client._provider))
+    windows = open_windows()
+    page, other = windows.open("/limits"), windows.open("/limit?name=tenant")
+    row = page.locator("tbody tr", has_text="model")
+    row.get_by_role("button", name="Pause").click()
+    expect(row.locator(".status")).to_have_text("paused")
+    with_client(workers, lambda client: client.limits.resume("model", ramp=0.01))
+    expect(row).to_contain_text("0.01 slots more each second", timeout=5 * SECOND)
+    page.get_by_role("link", name="tenant").click()
+    page.get_by_label("Of this key").fill("acme")
+    page.get_by_label("Slots, or none").fill("7")
+    page.get_by_role("button", name="Change", exact=True).click()
+    acme = page.locator("tbody tr", has_text="acme")
+    expect(acme).to_contain_text("7 changed")
+    expect(other.locator("tbody tr", has_text="acme")).to_contain_text("7 changed", timeout=5 * SECOND)
+    acme.get_by_role("button", name="Pause").click()
+    expect(acme.locator(".status")).to_have_text("paused")
+    acme.get_by_role("button", name="Take back its changes").click()
+    expect(acme.locator(".status")).to_have_text("open")
+    expect(acme).not_to_contain_text("changed")
 
 
 def test_an_approval_disappears_in_the_other_window(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -315,6 +347,13 @@ def test_what_is_typed_is_not_lost_when_the_page_renews(workers: Workers, open_w
     waits = open_windows().open("/approvals")
     expect(waits.locator("article", has_text="second")).to_be_visible(timeout=5 * SECOND)
     expect(field).to_have_value("because of this")
+    banner = page.locator("#stale")
+    expect(banner).to_contain_text("A form is being edited, so this page is not renewed. What is shown is from")
+    expect(page.locator("article", has_text="second")).to_have_count(0)
+    banner.get_by_role("button").click()
+    expect(page.locator("article", has_text="second")).to_be_visible()
+    expect(banner).to_be_hidden()
+    expect(page.locator("#live")).to_have_text("live")
 
 
 def test_a_stream_is_read_while_it_is_made(workers: Workers, open_windows: Callable[..., Windows]) -> None:
@@ -346,13 +385,13 @@ def test_a_conversation_with_its_wakes_and_forks(workers: Workers, open_windows:
     page = windows.open("/conversations?status=waiting&prefix=orig")
     page.get_by_role("link", name="origin").click()
     call = page.locator(".transcript li", has_text="agent.tool_use")
-    expect(call.locator("strong")).to_have_text("boil")
-    expect(call.locator("pre")).to_contain_text('"litres": 2')
-    expect(page.locator(".transcript li", has_text="agent.tool_result").locator("pre")).to_contain_text(
-        '"degrees": 100'
-    )
+    expect(call.locator("pre").first).to_be_hidden()
+    call.locator("summary").click()
+    expect(call.locator("summary")).to_have_text("boil litres: 2 → degrees: 100")
+    expect(call.locator("pre").first).to_contain_text('"litres": 2')
+    expect(call.locator("pre").last).to_contain_text('"degrees": 100')
     expect(page.locator("table", has_text="drink it")).to_be_visible()
-    trace = windows.open("/" + (call.get_by_role("link", name="wake").get_attribute("href") or "").lstrip("/"))
+    trace = windows.open("/" + (call.get_by_role("link", name="wake").first.get_attribute("href") or "").lstrip("/"))
     expect(trace.locator("table").first).to_contain_text("done")
     expect(trace.locator(".gantt rect.run")).to_have_count(1)
     expect(trace.locator(".transcript")).to_contain_text('"litres": 2')
@@ -438,15 +477,63 @@ def test_without_scripts(workers: Workers, open_windows: Callable[..., Windows])
     say(workers, "quiet", "please")
     windows = open_windows(java_script_enabled=False)
     paths = ("/", "/workers", "/drain?worker=two", "/sessions", "/schedules", "/instances", "/session?id=quiet")
-    for path in (*paths, "/conversations", "/audit"):
+    for path in (*paths, "/limits", "/conversations", "/audit"):
         page = windows.open(path)
         expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("#live")).to_contain_text(re.compile(r"as it was \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"))
     page = windows.open("/approvals?prefix=quiet")
     expect(page.locator("time").first).to_contain_text("UTC")
     page.locator("article h3 a").click()  # the address of the one request
     expect(page.locator("h1")).to_contain_text("Request")
+    expect(page.locator(".quote")).to_contain_text("please")
     page.get_by_role("button", name="Refuse").click()
     expect(page.locator("main")).to_contain_text("It does not wait for an answer")
+
+
+def test_lists_answer_on_a_phone(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """The status and the error of each failed instance are in sight, on low rows; the menu opens without a script."""
+    with_client(
+        workers, lambda client: client.start(spoils, "the card was declined " * 9, instance_id="spoilt-on-a-phone")
+    )
+    with_client(workers, ended)
+    windows = open_windows(viewport={"width": 390, "height": 844}, java_script_enabled=False)
+    page = windows.open("/instances?status=failed&prefix=spoilt")
+    row = page.locator("tbody tr", has_text="spoilt-on-a-phone")
+    for part in (row.locator(".status"), row.locator("td.error")):
+        box = part.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+        assert box["y"] + box["height"] <= 844
+    box = row.bounding_box()
+    assert box is not None
+    assert box["height"] < 110
+    expect(page.locator("#nav")).to_be_hidden()
+    page.get_by_role("button", name="Menu").click()
+    page.get_by_role("link", name="Workers").click()
+    expect(page.locator("h1")).to_have_text("Workers")
+
+
+def test_a_dangerous_request_needs_a_second_look(workers: Workers, open_windows: Callable[..., Windows]) -> None:
+    """The card has the words of the application and of the user; Allow does nothing before the box is ticked."""
+    say(workers, "danger", "dangerously refund me")
+    windows = open_windows(viewport={"width": 390, "height": 844})
+    page = windows.open("/approvals?prefix=danger")
+    card = page.locator("article")
+    expect(card.locator("h3")).to_have_text("Refund")
+    expect(card.locator(".summary")).to_have_text("Refund 49.90 € to Mara")
+    expect(card.locator(".quote")).to_contain_text("dangerously refund me")
+    expect(card.locator("time.clock")).to_contain_text("(in ")
+    expect(card.locator("pre")).to_be_hidden()
+    refuse, allow = (card.get_by_role("button", name=name).bounding_box() for name in ("Refuse", "Allow"))
+    assert refuse is not None
+    assert allow is not None
+    assert refuse["x"] + refuse["width"] + 40 < allow["x"]
+    assert min(refuse["height"], allow["height"]) >= 44
+    card.get_by_role("button", name="Allow").click()
+    expect(card).to_be_visible()
+    card.get_by_role("checkbox").check()
+    card.get_by_role("button", name="Allow").click()
+    expect(page.locator("main")).to_contain_text("Nothing waits for an answer", timeout=5 * SECOND)
 
 
 def test_a_console_that_only_reads(workers: Workers, browser: Browser) -> None:
@@ -467,10 +554,54 @@ def test_a_phone_in_the_dark(workers: Workers, open_windows: Callable[..., Windo
     """Nothing is wider than the screen, and the page has a dark background."""
     windows = open_windows(viewport={"width": 360, "height": 740}, color_scheme="dark")
     say(workers, "phone", "use a tool")
+    with_client(workers, lambda client: stage(client._provider))
     lists = ("/", "/instances", "/sessions", "/workers", "/schedules", "/conversations", "/approvals", "/audit")
-    paths = (*lists, "/instance?id=phone", "/conversation?id=phone", "/reset?id=phone&event=1")
-    for path in paths:
+    paths = (
+        *lists,
+        "/limits",
+        "/limit?name=tenant",
+        "/instance?id=phone",
+        "/conversation?id=phone",
+        "/reset?id=phone&event=1",
+    )
+    for path in (*paths, "/limits", "/limit?name=tenant"):
         page = windows.open(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 22, 22)"
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 16, 21)"
         page.close()  # a browser keeps six connections to a server at most
+
+
+def test_a_database_that_stops_and_comes_back(browser: Browser) -> None:
+    """Pages say how old they are, and go on by themselves; so does a page that was loaded meanwhile. Of two workers,
+    one is killed while the database is away.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(old_and_new()[1].open())
+        url = server.url(server.create_database())
+        subprocess.run([sys.executable, "-m", "affinity", "migrate", "--url", url], check=True, cwd=ROOT)
+        workers, address = stack.enter_context(open_workers(url)), stack.enter_context(served(url))
+        killed, stays = (workers.start(name, APP) for name in ("killed", "stays"))
+        windows = Windows(browser, address)
+        page = windows.open("/workers")
+        banner, rows = page.locator("#stale"), page.locator("table").first.locator("tbody tr")
+        expect(page.locator("#live")).to_have_text("live")
+        expect(rows.filter(has_text="killed").locator(".status")).to_have_text("alive")
+        expect(banner).to_be_hidden()
+        server.stop("immediate")
+        expect(banner).to_contain_text("The database does not answer.", timeout=8 * SECOND)
+        expect(banner).to_contain_text("What is shown is from")
+        expect(page.locator("#live")).to_have_text("not live")
+        killed.send(signal.SIGKILL)
+        first = banner.text_content()
+        expect(banner).not_to_have_text(first or "", timeout=5 * SECOND)  # its age grows
+        other = windows.open("/workers")
+        expect(other.locator("h1")).to_have_text("503", timeout=60 * SECOND)
+        server.start()
+        expect(banner).to_be_hidden(timeout=40 * SECOND)
+        expect(page.locator("#live")).to_have_text("live")
+        expect(rows.filter(has_text="killed").locator(".status")).to_have_text("ended", timeout=40 * SECOND)
+        expect(rows.filter(has_text="stays").locator(".status")).to_have_text("alive", timeout=40 * SECOND)
+        expect(other.locator("h1")).to_have_text("Workers", timeout=40 * SECOND)
+        assert stays.is_running
+        windows.wrong.clear()  # the browser logs the status 503
+        windows.close()

@@ -29,7 +29,7 @@ def test_the_demo_in_a_browser() -> None:
                 assert http.get(f"{address.path}?{address.query}").status_code == 200
                 _find(process, r"(The run is over)")
                 page = http.get("/workers").text
-                assert "lease_expired" in page
+                assert "lease expired" in page
                 assert len(set(re.findall(r"demo-\w+-worker-\d", page))) == 2
                 session = re.search(r"/session\?id=[\w-]+", http.get("/sessions").text)
                 assert session is not None

@@ -10,7 +10,7 @@ import httpx2 as httpx
 import pytest
 from starlette.requests import Request
 
-from affinity import Client
+from affinity import Client, Rate
 from affinity.console import ALL, NONE, READ, Access
 from affinity.console.actions import verbs
 from affinity.console.pages import pages
@@ -20,6 +20,18 @@ from tests.support.console_app import chats, stays
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(("fields", "status"), [({}, 400), ({"sure": "yes"}, 303), ({"answer": "refuse"}, 303)])
+async def test_what_is_dangerous_is_not_allowed_by_accident(
+    client: Client, open_console: Open, fields: dict[str, str], status: int
+) -> None:
+    """The server checks it too."""
+    await client.conversation(chats, "danger").ask(UserMessage("dangerously refund me"), timeout=20)
+    async with open_console() as http:
+        form = await answer_form(client, http, **fields)
+        assert (await http.post("/do/answer", data=form, headers=ORIGIN)).status_code == status
+    assert len(await client.requests()) == (1 if status == 400 else 0)
 
 
 async def test_a_request_is_allowed_in_the_browser(
@@ -121,6 +133,8 @@ async def test_readers_only_read(client: Client, open_console: Open) -> None:
                 for path in (
                     "/drain?worker=one",
                     "/schedules",
+                    "/limits",
+                    "/limit?name=limit",
                     "/sessions",
                     "/workers",
                     "/instance?id=stays",
@@ -144,6 +158,31 @@ async def test_access_of_each_request(client: Client, open_console: Open) -> Non
         page = await http.get("/", headers={"x-user": "ann"})
         assert page.status_code == 200
         assert '<p class="user">ann' in page.text
+
+
+async def test_limits_are_changed_paused_and_resumed(client: Client, open_console: Open) -> None:
+    await fill(client, "plain")
+    async with open_console() as http:
+        key = await token(http)
+
+        async def do(action: str, **fields: str) -> int:
+            return (await http.post(f"/do/{action}", data={"token": key, **fields}, headers=ORIGIN)).status_code
+
+        assert await do("set-limit", limit="absent", concurrency="1") == 404
+        assert await do("set-limit", limit="limit") == 400
+        assert await do("set-limit", limit="limit", concurrency="many") == 400
+        assert await do("set-limit", limit="limit", concurrency="7", rate="600/60s") == 303
+        assert await do("set-limit", limit="limit", key="key", concurrency="none") == 303
+        limit, tenant = await client.limits.get("limit"), await client.limits.get_key("limit", "key")
+        assert (limit.concurrency, limit.rate, tenant.concurrency) == (7, Rate(600, per=60), None)
+        assert await do("pause-limit", limit="limit") == 303
+        assert await do("pause-limit", limit="limit", key="key") == 303
+        assert await do("resume-limit", limit="limit", ramp="soon") == 400
+        assert await do("resume-limit", limit="limit", ramp="36/h") == 303
+        limit, tenant = await client.limits.get("limit"), await client.limits.get_key("limit", "key")
+        assert (limit.status, limit.ramp, tenant.paused) == ("open", 0.01, True)
+        assert await do("reset-limit", limit="limit", key="key") == 303
+        assert not (await client.limits.get_key("limit", "key")).paused
 
 
 async def test_other_actions(client: Client, open_console: Open) -> None:
@@ -188,7 +227,7 @@ async def test_other_actions(client: Client, open_console: Open) -> None:
         preview = (await http.get("/reset?id=spoilt&event=2")).text
         assert "begins with the events 1 to 2 of 4" in preview
         assert "<dt>Run again now</dt><dd>spoil</dd>" in " ".join(preview.split())
-        assert re.findall(r"<td>((?:orchestration|activity)_\w+)</td>", preview) == [
+        assert re.findall(r"<td class=\"main\">((?:orchestration|activity)_\w+)</td>", preview) == [
             "activity_failed",
             "orchestration_failed",
         ]

@@ -58,12 +58,12 @@ class Tags(HTMLParser):
 
 
 async def crawl(http: httpx.AsyncClient, start: str) -> dict[str, httpx.Response]:
-    """All that can be reached by links, but for forms and downloads."""
+    """All that can be reached by links, but for forms, downloads, and the same pages with other times."""
     found: dict[str, httpx.Response] = {}
     left = [start]
     while left:
         address = left.pop()
-        if address in found or "#" in address:
+        if address in found or "#" in address or "times=" in address:
             continue
         found[address] = answer = await http.get(address)
         assert answer.status_code == 200, f"{address}: {answer.status_code} {answer.text[:500]}"
@@ -88,8 +88,8 @@ async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Clie
         assert '<a href="/session?id=child">child</a>' in session
         assert "<dt>box</dt><dd>box-1</dd>" in found["/session?id=child"].text
         assert '<a href="/session?id=s">s</a>' in found["/session?id=child"].text
-        assert "1 requests wait for an answer" in found["/"].text
-        assert "1 suspended instances" in found["/"].text
+        assert "1 request waits for an answer" in found["/"].text
+        assert "1 instance is suspended" in found["/"].text
         assert "has the tag &#39;plain&#39;: start one with `--tag plain`" in found["/"].text
         assert '<rect class="w' in found["/"].text
         assert re.search(r"\?worker=one\">[12] / \d+</a>", found["/workers"].text)
@@ -102,6 +102,12 @@ async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Clie
             in found["/schedules"].text
         )
         assert "plain" in found["/approvals"].text
+        assert '<a href="/limit?name=limit">limit</a>' in found["/limits"].text
+        limit = " ".join(found["/limit?name=limit"].text.split())
+        assert "<dt>Slots</dt><dd>0 for each key</dd>" in limit
+        assert "<dt>Waiting</dt><dd>1, the oldest since" in limit
+        assert "<tr><td>key</td>" in limit
+        assert "for limit &#39;limit&#39; of &#39;key&#39;: it is closed until" in found["/instance?id=limited"].text
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -157,6 +163,9 @@ async def test_what_an_answer_allows_the_browser(client: Client, open_console: O
         ("/sessions?after=a%00b", 400),
         ("/sessions?worker=%00", 400),
         ("/schedules?after=%00", 400),
+        ("/limit", 400),
+        ("/limit?name=absent", 404),
+        ("/limit?name=%00", 400),
         ("/instances?prefix=%00", 400),
         ("/instance?id=%00", 400),
         ("/records?label=a%3Db", 200),
@@ -196,11 +205,12 @@ async def test_lists_have_pages_and_filters(client: Client, open_console: Open) 
             address: str | None = path
             while address is not None:
                 page = (await http.get(address)).text
-                seen += re.findall(rf'<td><a href="/{link}\?id=(s-\d+)"', page)
+                seen += re.findall(rf'<span class="id"><a href="/{link}\?id=(s-\d+)"', page)
                 address = next((a["href"] for _, a in Tags(page).tags if a.get("rel") == "next"), None)
             assert sorted(seen) == names, path
         odd = (await http.get("/records?label=odd%3D1&prefix=s-00")).text
-        assert re.findall(r'<td><a href="/session\?id=(s-\d+)"', odd) == ["s-009", "s-007", "s-005", "s-003", "s-001"]
+        found = re.findall(r'<span class="id"><a href="/session\?id=(s-\d+)"', odd)
+        assert found == ["s-009", "s-007", "s-005", "s-003", "s-001"]
 
 
 async def test_instances_are_found_by_version_and_time(client: Client, open_console: Open) -> None:
@@ -214,7 +224,7 @@ async def test_instances_are_found_by_version_and_time(client: Client, open_cons
             (f"since={(at + timedelta(minutes=2)):%Y-%m-%dT%H:%M}", []),
         ):
             page = (await http.get(f"/instances?{query}")).text
-            assert sorted(re.findall(r'<td><a href="/instance\?id=([^"]+)"', page)) == names, query
+            assert sorted(re.findall(r'<span class="id"><a href="/instance\?id=([^"]+)"', page)) == names, query
         assert (await http.get("/instances?since=noon")).status_code == 400
 
 
@@ -225,7 +235,7 @@ async def test_only_failures_of_an_instance(client: Client, open_console: Open) 
     for page in (whole, failed):
         assert page.count('<rect class="run w') == 1
         assert "ValueError: plain" in page
-    types = [re.findall(r"<td>((?:orchestration|activity)_\w+)</td>", page) for page in (whole, failed)]
+    types = [re.findall(r"<td class=\"main\">((?:orchestration|activity)_\w+)</td>", page) for page in (whole, failed)]
     assert types[0] == ["orchestration_started", "activity_scheduled", "activity_failed", "orchestration_failed"]
     assert types[1] == ["activity_failed", "orchestration_failed"]
     assert "<h2>Input</h2>" in whole
@@ -257,7 +267,7 @@ async def test_requests_that_expire_come_first(client: Client, open_console: Ope
         assert "Nothing waits" in (await http.get("/approvals?kind=agent.custom_tool_use")).text
         assert "Nothing waits" not in (await http.get("/approvals?kind=agent.tool_confirmation")).text
     assert re.findall(r'<article class="request" id="r-(\w+)-', page) == ["soon", "never"]
-    assert "counts as refused from" in page
+    assert "Refused automatically at <time" in page
 
 
 async def test_under_a_prefix(client: Client) -> None:
@@ -333,7 +343,7 @@ async def test_no_value_is_shown(client: Client, open_console: Open) -> None:
     async with open_console(redact=hide_payloads) as http:
         for address, answer in (await crawl(http, "/")).items():
             # The name of a record, which its application makes searchable, is no payload; nor of an orchestration.
-            name = "<td>secret</td>" if address in {"/records", "/schedules"} else "<dt>Name</dt><dd>secret</dd>"
+            name = ">secret</td>" if address in {"/records", "/schedules"} else "<dt>Name</dt><dd>secret</dd>"
             assert "secret" not in answer.text.replace(name, "", 1), address
 
 
@@ -354,6 +364,21 @@ async def test_many_browsers_are_one_read(client: Client, open_console: Open, mo
     async with open_console() as http:
         for _ in range(20):
             await http.get("/instances")
-        assert reads == 1
+        assert reads == 2  # for the page, and for the menu
         await http.get("/instances?status=failed")
-        assert reads == 2
+        assert reads == 3
+
+
+async def test_the_counts_of_the_overview_agree(
+    client: Client, open_console: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside more instances than are counted: what is listed is counted, and a number that is no total has a plus."""
+    await fill(client, "plain")
+    await client.start_many([Start("shows", "x", delay=3600.0) for _ in range(40)])
+    monkeypatch.setattr("affinity.client.inspection.SCRAPE_COUNT", 8)
+    async with open_console() as http:
+        page = (await http.get("/")).text
+    numbers = dict(re.findall(r'status=(\w+)">\w+</a></dt>\s*<dd>([^<]*)</dd>', page))
+    assert (numbers["suspended"], numbers["failed"], numbers["cancelled"], numbers["pending"]) == ("1", "1", "0", "8+")
+    assert ">1 instance is suspended</a>" in page
+    assert "spoilt" in page

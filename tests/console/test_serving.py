@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,10 @@ from click.testing import CliRunner
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
+from affinity import Client
 from affinity.cli import main
 from affinity.cli.help import MISUSED
-from affinity.console import serving
+from affinity.console import command, create, recent, serving
 from affinity.console.requests import COOKIE, token_of
 from affinity.console.serving import (
     FREE_ATTEMPTS,
@@ -36,7 +38,7 @@ from affinity.console.serving import (
     passwords_of_file,
     token_of_file,
 )
-from affinity.errors import InvalidOptions
+from affinity.errors import ConnectionLost, InvalidOptions
 from tests.support.worker_processes import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -216,6 +218,67 @@ async def test_refused_logins_slow_down_those_that_follow(monkeypatch: pytest.Mo
     assert sorted(codes) == [200, *[401] * MAX_QUEUE, 429]
     assert codes.index(200) <= 1
     assert time.monotonic() - begun >= 0.1 * (MAX_QUEUE - 1)
+
+
+@pytest.mark.parametrize("root_path", ["", "/ops"])
+async def test_probes_need_no_login(root_path: str) -> None:
+    """For any host, with nothing of the pages: live at once, ready as soon as the database was read."""
+    ready: list[bool] = []
+
+    async def is_ready() -> bool:
+        return bool(ready)
+
+    gate = Gate(whoami, BasicLogin({"ann": "right"}), ["ops.example"], is_ready)
+    transport = httpx.ASGITransport(app=gate, root_path=root_path)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://10.1.2.3:8321{root_path}") as http:
+        assert [(await http.get(path)).status_code for path in ("/live", "/ready", "/")] == [200, 503, 421]
+        ready.append(True)
+        assert [(await http.get(path)).status_code for path in ("/live", "/ready", "/live/x")] == [200, 200, 421]
+
+
+async def test_a_console_is_ready_once_it_has_read_the_database(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stays so: its pages say that the database is away."""
+
+    async def lost(client: Client) -> Client:
+        raise ConnectionLost("gone")
+
+    monkeypatch.setattr(recent, "SECONDS", 0.0)
+    async with create(kept_url) as console:
+        with monkeypatch.context() as down:
+            down.setattr(Client, "__aenter__", lost)
+            assert not await console.is_ready()
+        assert await console.is_ready()
+        with monkeypatch.context() as down:
+            down.setattr(Client, "workers", lost)
+            assert await console.is_ready()
+
+
+async def test_a_proxy_reaches_a_console_on_all_addresses() -> None:
+    """By IPv4 too, under the address that --trusted-proxy names."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    listening = serving.listen("::", 0)
+    gate = Gate(whoami, ProxyLogin("X-User", ["127.0.0.0/8"]), [])
+    server = serving._Server(serving.server_config(gate, "::", 0))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(server.serve, [listening])
+        async with httpx.AsyncClient(headers={"x-user": "ann"}) as http:
+            port = listening.getsockname()[1]
+            assert (await http.get(f"http://127.0.0.1:{port}/")).text == "you are ann"
+            assert (await http.get(f"http://[::1]:{port}/")).status_code == 401
+        server.should_exit = True
+
+
+def test_the_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the place of a file, and is no address that works once."""
+    options = {"token_file": None, "basic_auth_file": None, "trust_header": None, "proxies": (), "host": "192.0.2.1"}
+    monkeypatch.setenv("AFFINITY_CONSOLE_TOKEN", TOKEN)
+    login = command._login(options, "printed")
+    assert isinstance(login, TokenLogin)
+    assert (login._token, login._once, command._is_default(options)) == (TOKEN, False, False)
+    monkeypatch.setenv("AFFINITY_CONSOLE_TOKEN", "short")
+    with pytest.raises(InvalidOptions, match="AFFINITY_CONSOLE_TOKEN"):
+        command._login(options, "printed")
 
 
 def test_files_of_secrets(tmp_path: Path) -> None:

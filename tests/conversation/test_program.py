@@ -487,3 +487,47 @@ def test_the_next_execution_goes_on_in_the_same_state(monkeypatch: pytest.Monkey
     again.start(live.outcome.input)
     signal(again, "wake", seq=2)
     assert [each.get("aside") for each in tasks_of(again)] == [True]
+
+
+TENANT = '[0,["tenant","acme",1,1.0]]'
+URGENT = "[7]"
+
+
+def gates(live: Live) -> list[tuple[bool, int, list[str]]]:
+    """Of the activities so far: whether they are parked, their priorities, and the keys of their limits."""
+    return [
+        (each.parked, each.priority, [use.key for use in each.limits])
+        for each in live.history
+        if isinstance(each, ev.ActivityScheduled)
+    ]
+
+
+def result(**fields: Any) -> str:
+    return to_json({"outcome": "done", "processed": 1, **fields}).decode()
+
+
+def test_a_wake_waits_at_the_gate_that_an_attempt_has_returned() -> None:
+    """So do the next wakes, in the next execution too; the wake that was parked at another gate is not parked again."""
+    live = begin()
+    live.complete(wake_of(live), result(outcome="nothing", gate=TENANT))
+    live.complete(wake_of(live), result())
+    live.complete(wake_of(live), result(outcome="nothing", gate=URGENT))
+    tasks = [json.loads(each.input) for each in live.history if isinstance(each, ev.ActivityScheduled)]
+    assert gates(live) == [(False, 0, []), (False, 0, ["acme"]), (True, 0, ["acme"]), (False, 7, [])]
+    assert [each.get("gate") for each in tasks] == [None, TENANT, TENANT, URGENT]
+    assert [each["wake"] for each in tasks] == ["s-1-1", "s-1-1", "s-1-2", "s-1-2"]
+    assert [each.get("gate_was_read") for each in tasks] == [None, True, None, True]
+    send(live, 2, 4)
+    live.complete(wake_of(live), result(processed=4))
+    assert isinstance(live.outcome, ev.ContinuedAsNew)
+    assert json.loads(live.outcome.input)["gate"] == URGENT
+
+
+def test_what_runs_no_handler_waits_at_no_gate() -> None:
+    """The record of a failure, and the end of the conversation."""
+    live = begin(gate=TENANT)
+    live.feed(ev.ActivityFailed(wake_of(live), "failed", "E", "text"))
+    live.complete(wake_of(live), result(outcome="failed", attempt=1, retry_after=60))
+    signal(live, "resume")
+    signal(live, "terminate", cascade=True)
+    assert [limits for _, _, limits in gates(live)] == [["acme"], [], ["acme"], []]

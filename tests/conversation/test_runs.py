@@ -16,6 +16,8 @@ from affinity.conversation import AgentMessage, CallEnded, CallStarted, ChildEnd
 from affinity.errors import (
     ConversationTerminated,
     InvalidId,
+    InvalidInput,
+    InvalidLimit,
     InvalidOptions,
     OrchestrationCancelled,
     SessionError,
@@ -141,7 +143,8 @@ async def test_it_waits_for_what_it_has_started(url: str) -> None:
         (call,) = await begun(talk)
         assert await talk.status() == "waiting"
         found = await until(partial(_explained, talk, "activity_running"))
-        assert f"'c' waits for its run {call!r}: " in found.sentence
+        assert found.sentence.startswith(f"{call!r} waits for the activity 'wait', which runs on worker ")
+        assert found.sentence.endswith(f"; 'c' waits for its run {call!r}")
         assert await (await talk.fork("fork")).status() == "idle"
         await talk.interrupt()
         await until(partial(status, talk, "waiting"))
@@ -336,3 +339,52 @@ async def test_what_cannot_be_started_is_refused(url: str) -> None:
         for event in (RunEnded("r", "order"), CallEnded("r", "charge")):
             with pytest.raises(affinity.errors.InvalidInput):
                 await on.talk().send(event)
+
+
+SERVICE = affinity.Limit("service of runs", concurrency=1)
+TENANT = affinity.Limit("tenant of runs", concurrency=1, keyed=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ({}, (1000, 30.0, "gpu", [["service of runs", "", 1, 1.0]], 0)),
+        (
+            {"retry": None, "timeout": 5, "limits": [TENANT.key("acme")], "priority": 3},
+            (None, 5.0, "gpu", [["service of runs", "", 1, 1.0], ["tenant of runs", "acme", 1, 1.0]], 3),
+        ),
+        ({"limits": []}, (1000, 30.0, "gpu", None, 0)),
+        ({"name": "rename", "timeout": 7}, (None, 7.0, None, None, 0)),
+    ],
+)
+async def test_options_of_the_definition_count_where_the_call_has_none(
+    url: str, options: dict[str, Any], recorded: tuple[object, ...]
+) -> None:
+    app = affinity.App("limited", limits=[TENANT])
+
+    @app.activity(name="rename", retry=RetryPolicy(max_attempts=1000), timeout=30, limits=[SERVICE], tag="gpu")
+    async def ask(ctx: affinity.ActivityContext) -> str:
+        return "asked"
+
+    refused: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"limits": [TENANT]}, InvalidLimit),
+        ({"limits": [affinity.Limit("lost")]}, InvalidLimit),
+        ({"priority": -1}, InvalidInput),
+        ({"timeout": 0}, InvalidOptions),
+    ]
+
+    def begin(wake: Wake) -> None:
+        for wrong, error in refused:
+            with pytest.raises(error):
+                wake.call(ask, **wrong)
+        given = dict(options)
+        wake.call(given.pop("name", ask), **given)
+
+    runtime = affinity.RuntimeOptions.make(poll_interval=0.2, tags=("gpu",))
+    async with stage(url, starting(begin), app, options=runtime) as on:
+        assert await ask_until_settled(on) == "asked"
+        (run,) = await begun(on.talk())
+        (fields, *_) = [record.fields async for record in on.client.history(run) if record.type == "activity_scheduled"]
+        attempts = fields.get("retry", {}).get("max_attempts")
+        found = (attempts, fields.get("timeout"), fields.get("tag"), fields.get("limits"), fields.get("priority", 0))
+        assert found == recorded

@@ -67,8 +67,8 @@ async def test_it_waits_for_a_child_and_says_so(url: str) -> None:
         found = await talk.explain()
         assert found is not None
         assert (found.code, found.path) == ("request", ("c", "c/middle", "c/middle/leaf"))
-        assert "'c' waits for its child 'c/middle' (waiting): " in found.sentence
-        assert "'c/middle' waits for its child 'c/middle/leaf' (requires_action): " in found.sentence
+        assert found.sentence.startswith("'c/middle/leaf' waits for the answer to the request ")
+        assert found.sentence.endswith("; 'c' waits for its child 'c/middle' (waiting), which waits for it")
         assert [each.conversation_id async for each in on.client.list_conversations(status="waiting")] == [
             "c/middle",
             "c",
@@ -94,7 +94,9 @@ async def test_it_waits_no_more_for_a_child_that_is_removed(url: str) -> None:
         found = await talk.explain()
         assert found is not None
         assert (found.code, found.instance_id) == ("child", "c/middle")
-        assert found.sentence.endswith("'c/middle' waits for its child 'c/middle/leaf' (idle)")
+        assert found.sentence == (
+            "'c/middle' waits for its child 'c/middle/leaf' (idle); 'c' waits for its child 'c/middle' (waiting)"
+        )
         await on.client.journals.delete(["c/middle/leaf"])
         assert await middle.status() == "idle"
         await middle.interrupt()

@@ -14,10 +14,13 @@ import pytest
 
 import affinity
 from affinity.audit.store.contract import AuditProvider
+from affinity.blobs.store.contract import BlobProvider
 from affinity.conversation.store.contract import JournalProvider
+from affinity.flow.store.contract import LimitProvider
 from affinity.provider.contract import Provider
 from affinity.provider.statements import load_statements
 from affinity.schedules.store.contract import ScheduleProvider
+from affinity.trends.store.contract import TrendProvider
 from affinity.worker.guests import guest_parts
 from affinity_conformance.providers import ProviderConformance
 from affinity_conformance.providers.base import Rules
@@ -115,6 +118,7 @@ def test_every_metric_is_documented_and_every_documented_one_exists() -> None:
     ).read_text()
     defined = set(re.findall(r"(?:histogram|counts|counter|gauge)\(\s*\"(\w+)\"", code))
     defined |= {part.late[0] for part in guest_parts().values() if part.late is not None}
+    defined |= {measure.name for part in guest_parts().values() for measure in part.measures}
     table = (ROOT / "docs" / "run" / "monitoring.md").read_text()
     cells = re.findall(r"^\| (`affinity_[^|]+) \|", table, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`affinity_(\w+)`", cell)}
@@ -204,7 +208,7 @@ def test_every_verb_of_the_contract_is_in_the_guide_and_no_other() -> None:
     cells = re.findall(r"^\|.*\|([^|]+)\|$", section, re.MULTILINE)
     named = [verb for cell in cells for verb in re.findall(r"`(\w+)`", cell)]
     verbs = [name for name in dir(Provider) if not name.startswith("_")]
-    guests = (AuditProvider, JournalProvider, ScheduleProvider)
+    guests = (AuditProvider, BlobProvider, JournalProvider, LimitProvider, ScheduleProvider, TrendProvider)
     of_guests = [name for guest in guests for name in vars(guest) if not name.startswith("_")]
     assert sorted(named) == sorted(verbs + of_guests)
 
@@ -300,6 +304,7 @@ def test_names_of_the_public_objects_exist() -> None:
         "session_id",
         "instance_id",
         "activity",
+        "label",
         "db",
         "providers",
     }  # of log records; a logger; a file; entry points

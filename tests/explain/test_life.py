@@ -102,7 +102,7 @@ async def test_a_holder_that_drains_and_one_that_restarts(kept_url: str) -> None
 
             await until(runs)
             await client.drain_worker("a")
-            assert ", which drains; activities" in (await client.session_life("busy")).sentence
+            assert ", which drains; 1 activity of it runs or waits" in (await client.session_life("busy")).sentence
             await client.resume_worker("a")
             await (await client.start(visits, "idle")).wait(20)
         left = await client.session_life("idle")
@@ -134,7 +134,7 @@ async def test_a_drain_says_what_moves_and_where_there_is_room(kept_url: str) ->
             assert (found.has_more, found.targets) == (False, [])
             assert found.sentence.startswith("worker 'a' holds 2 sessions, and no other worker has room for one")
             await _stand_by(provider, "b", 1)
-            assert "have room for 1: work of 1 sessions waits" in (await client.drain_preview("a")).sentence
+            assert "have room for 1: work of 1 session waits" in (await client.drain_preview("a")).sentence
             await _stand_by(provider, "c", 5)
             found = await client.drain_preview("a", limit=1)
             assert [(one.worker.worker_id, one.room) for one in found.targets] == [("c", 5), ("b", 1)]

@@ -274,7 +274,7 @@ async def test_a_session_says_why_its_work_waits(kept_url: str, client: Client) 
         await client.start(uses, "s", instance_id="busy")
         busy = await explained(client, "busy", "holder_busy")
         assert busy.worker_id == "w"
-        assert "its 1 slots (worker_concurrency)" in busy.sentence
+        assert "its 1 slot (worker_concurrency)" in busy.sentence
         assert busy.since is not None
         assert abs((busy.since - (await client.status("busy")).updated_at).total_seconds()) < 60
         await client.start(uses, "other", instance_id="full")
@@ -299,7 +299,10 @@ async def test_children_too_deep_to_be_followed(kept_url: str, client: Client) -
         await explained(client, "depth-0", "event")
         found = await explained(client, "top", "child")
         assert found.path == ("top", *(f"depth-{n}" for n in range(MAX_DEPTH - 1, 0, -1)))
-        assert found.sentence.endswith("'depth-1' waits for its sub-orchestration 'depth-0'")
+        assert found.sentence == (
+            f"'depth-1' waits for its sub-orchestration 'depth-0'; 'top' waits for its sub-orchestration "
+            f"'depth-{MAX_DEPTH - 1}', which waits for it through {MAX_DEPTH - 3} more"
+        )
         assert (await explained(client, f"depth-{MAX_DEPTH - 1}", "event")).instance_id == "depth-0"
 
 

@@ -170,7 +170,9 @@ class SqliteModelDatabase:
         return self._path.with_name(f"{self._path.name}.kept")
 
 
-BOOKKEEPING: Final = frozenset({"counters", "sweeps", "migrations", "timeline", "session_moves"})
+BOOKKEEPING: Final = frozenset(
+    {"counters", "database_identity", "limit_admissions", "sweeps", "migrations", "timeline", "session_moves"}
+)
 """Tables whose rows are the provider's own: there from the start; and the log of moves, which retention bounds."""
 
 # The clock is a sequence, so that every reading moves it, whichever transaction reads.
@@ -206,6 +208,7 @@ BEGIN
     PERFORM setval('model_clock', {start});
     ALTER SEQUENCE model_clock INCREMENT {tick};
     INSERT INTO sweeps VALUES ('-infinity');
+    INSERT INTO limit_admissions VALUES ('-infinity');
 END $do$"""
 
 # The columns by name, since generated ones cannot be written.

@@ -32,6 +32,7 @@ class SlowStore(MemorySessionStore):
 
 
 app = affinity.App("monitored")
+calls = affinity.Limit("calls", concurrency=2)
 counts = affinity.Sessions(Count, kind="count")
 slow_counts = affinity.Sessions(Count, kind="slow-count", store=SlowStore())
 chats = affinity.Conversations(Count, kind="chat")
@@ -55,6 +56,12 @@ async def load(ctx: affinity.ActivityContext, seconds: float) -> int:
         count.n += 1
         await anyio.sleep(seconds)
         return count.n
+
+
+@app.activity(limits=[calls])
+async def call(ctx: affinity.ActivityContext, seconds: float) -> None:
+    """Use a slot of the limit for so many seconds."""
+    await anyio.sleep(seconds)
 
 
 @app.activity
@@ -81,6 +88,15 @@ async def walk(ctx: affinity.OrchestrationContext, seconds: float) -> None:
     """Work on the session of this instance, without an end."""
     for _ in range(20):
         await ctx.schedule_activity(add, seconds).on_session(ctx.instance_id)
+        await ctx.schedule_timer(seconds)
+    ctx.continue_as_new(seconds)
+
+
+@app.orchestration
+async def ring(ctx: affinity.OrchestrationContext, seconds: float) -> None:
+    """Work at the limit, without an end."""
+    for _ in range(20):
+        await ctx.schedule_activity(call, seconds)
         await ctx.schedule_timer(seconds)
     ctx.continue_as_new(seconds)
 

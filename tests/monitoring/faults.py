@@ -165,6 +165,12 @@ async def late_schedule(fleet: Fleet) -> None:
     await fleet.client.set_quotas(Quotas(instances=1))
 
 
+@_fault("AffinityLimitWaits")
+async def paused_limit(fleet: Fleet) -> None:
+    """An operator pauses a limit, and forgets it."""
+    await fleet.client.limits.pause("calls")
+
+
 # -- sessions
 
 

@@ -52,6 +52,7 @@ class Fleet:
         """Start work that goes on until the fleet ends."""
         for number in range(WALKS):
             await self.client.start("walk", 0.2, instance_id=f"walk-{number}")
+        await self.client.start("ring", 0.2, instance_id="ring")
         await self.client.schedules.create("often", "tick", every=timedelta(seconds=2))
         self.tasks.start_soon(self._converse)
 

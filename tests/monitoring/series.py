@@ -12,7 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """A name, and its labels by name."""
 
-AGES: Final = ("affinity_oldest_waiting_seconds", "affinity_schedule_late_seconds")
+AGES: Final = (
+    "affinity_oldest_waiting_seconds",
+    "affinity_schedule_late_seconds",
+    "affinity_limit_oldest_waiting_seconds",
+)
 """Metrics that grow by a second each second of a fault: stretched in time, they grow by more."""
 
 STALE: Final = "stale"

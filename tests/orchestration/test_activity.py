@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import re
 import threading
 from typing import Any
 
@@ -19,6 +20,7 @@ from affinity.errors import (
     PayloadTooLarge,
     SessionSelfConflict,
 )
+from affinity.orchestration.definitions import ActivityDefinition
 
 
 def context(**fields: Any) -> ActivityContext:
@@ -31,6 +33,10 @@ def test_attributes_are_fixed() -> None:
     assert (ctx.session_id, ctx.session_epoch, ctx.attempt, ctx.worker_id) == ("s", 4, 2, "w-0")
     with pytest.raises(dataclasses.FrozenInstanceError):
         ctx.attempt = 3  # type: ignore[misc]
+
+
+async def do_nothing(ctx: ActivityContext) -> None:
+    """An activity."""
 
 
 async def commit_nothing(*_: object) -> None:
@@ -49,12 +55,15 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
         session_id="s",
         session_epoch=4,
         attempt=2,
+        headers=None,
         worker_id="w-0",
         session_store=None,  # type: ignore[arg-type]
         session_listeners=(),
         guests={},
         waits=None,  # type: ignore[arg-type]
         commit_part=commit_nothing,
+        input="7",
+        definition=ActivityDefinition("work", do_nothing),
     )
     assert type(ctx) is ActivityContext
     assert ctx == context(
@@ -69,6 +78,25 @@ def test_a_context_of_a_worker_is_as_the_constructor_makes_it() -> None:
     assert not ctx.ended
     with pytest.raises(dataclasses.FrozenInstanceError):
         ctx.attempt = 3  # type: ignore[misc]
+
+
+def test_the_idempotency_key_is_of_one_activity() -> None:
+    """The same in each attempt, and however its input is written."""
+    ctx = context(instance_generation="b", _input='{"a": 1.50, "b": "\\u00e9"}')
+    same = context(instance_generation="b", attempt=2, worker_id="w-1", session_id="s", _input='{"a":1.5,"b":"é"}')
+    assert ctx.idempotency_key == same.idempotency_key
+    assert re.fullmatch("[0-9a-f]{64}", ctx.idempotency_key)
+    others: list[dict[str, Any]] = [
+        {"instance_generation": "c"},
+        {"instance_id": "j"},
+        {"execution_id": 2},
+        {"activity_id": 4},
+        {"name": "other"},
+        {"_input": '{"a":1.5}'},
+    ]
+    base = {"instance_generation": "b", "_input": '{"a":1.5,"b":"é"}'}
+    keys = {context(**base | other).idempotency_key for other in others}
+    assert len(keys | {ctx.idempotency_key}) == len(others) + 1
 
 
 def test_cancellation_is_seen_by_polling() -> None:

@@ -184,7 +184,7 @@ def test_the_custom_status_is_readable_and_kept() -> None:
     assert turn.update is not None
     assert turn.update.version == "3.0.0"
     _, started = decode_message(turn.messages[0].payload)
-    assert started == ev.OrchestrationStarted("shows", "3.0.0", "null", custom_status='{"n":1}')
+    assert started == ev.OrchestrationStarted("shows", "3.0.0", "null", custom_status='{"n":1}', continued=True)
     second = Live(shows, execution_id=2)
     second.start(custom_status='{"n":1}')
     assert second.outcome == ev.OrchestrationCompleted('[{"n":1},{"n":2}]')

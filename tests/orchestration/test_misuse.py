@@ -374,7 +374,7 @@ def test_with_tag_after_the_await_and_twice() -> None:
             future.with_tag("gpu")
         await ctx.schedule_timer(1)
         await ctx.wait_any(future)  # begins it: it was held back when the call was refused
-        with pytest.raises(OrchestrationMisuse, match="call on_session and with_tag before the next await"):
+        with pytest.raises(OrchestrationMisuse, match="with_tag, limited and with_priority before the next await"):
             future.with_tag("eu")
         await future
 

@@ -287,7 +287,7 @@ def test_a_schedule_is_read_as_it_was_written() -> None:
             "overlap": "queue",
             "catch_up": timedelta(hours=1),
             "jitter": 5,
-            "session_id": "s",
+            "for_session": "s",
             "version": "1.0.0",
         },
     )

@@ -13,6 +13,7 @@ from affinity.limits import JSON_DEPTH, MAX_PAYLOAD_DEPTH
 from affinity.orchestration import events as ev
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.failures import details_of
+from affinity.orchestration.gates import LimitUse
 from affinity.orchestration.wire import (
     ANY_EXECUTION,
     ActivityTask,
@@ -39,6 +40,8 @@ SAMPLES: list[ev.Event] = [
     ev.ActivityScheduled("reply", "1"),
     ev.ActivityScheduled("reply", "1", "session-1", ordered=True),
     ev.ActivityScheduled("reply", "1", "session-1", tag="gpu", wait=2.0, fail_after=5.0),
+    ev.ActivityScheduled("reply", "1", tag="gpu", default_tag=True, priority=7),
+    ev.ActivityScheduled("reply", "1", limits=(LimitUse("model"), LimitUse("tenant ü", 'a"b\\', 3, 0.5))),
     ev.ActivityCompleted(3, "[true]"),
     ev.ActivityFailed(3, "failed", "ValueError", 'quote " and \\ and \n and é'),
     ev.ActivityFailed(3, "failed", "E", "m", DETAILS),
@@ -72,6 +75,14 @@ SAMPLES: list[ev.Event] = [
     ev.GuidCreated("abc"),
     ev.TimeRead(1.5e9),
     ev.CustomStatusSet('{"step":1}'),
+    ev.ValueSet("key", "[1]"),
+    ev.ValueSet("key"),
+    ev.ValuesCleared(),
+    ev.ValueRead("key", '"text"'),
+    ev.ValueRead("key"),
+    ev.LabelsSet({}),
+    ev.LabelsSet({"tenant": 'a"b\\c é'}),
+    ev.SubOrchestrationScheduled("child", None, "i/1:5", "null", {"tenant": "acme"}),
     ev.CancelRequested("enough"),
     ev.OrchestrationCompleted("null"),
     ev.OrchestrationFailed("ValueError", ""),
@@ -102,6 +113,11 @@ def test_the_form_is_readable_and_stable() -> None:
     )
     assert encode_event(ev.ActivityScheduled("reply", "1", "s", ordered=True)) == (
         '{"type":"activity_scheduled","name":"reply","input":1,"session_id":"s","ordered":true}'
+    )
+    uses = (LimitUse("model"), LimitUse("tenant", "acme", 2, 3.0))
+    assert encode_event(ev.ActivityScheduled("reply", "1", limits=uses, priority=7)) == (
+        '{"type":"activity_scheduled","name":"reply","input":1,'
+        '"limits":[["model","",1,1.0],["tenant","acme",2,3.0]],"priority":7}'
     )
     assert encode_event(ev.EventAwaited("e")) == '{"type":"event_awaited","name":"e"}'
     assert encode_event(ev.EventAwaited("e", ev.Hold("s", 60.0))) == (
@@ -187,7 +203,8 @@ def test_what_is_no_message_is_refused(text: str) -> None:
 
 
 def test_tasks_round_trip() -> None:
-    for task in (ActivityTask("1", "o", "1"), ActivityTask('{"a":1}', "o", "1", RETRY, 1.5)):
+    limited = ActivityTask("1", "o", "1", limits=(LimitUse("model"), LimitUse("tenant", "acme", 3, 0.5)))
+    for task in (ActivityTask("1", "o", "1"), ActivityTask('{"a":1}', "o", "1", RETRY, 1.5), limited):
         assert decode_task(encode_task(task)) == task
     assert encode_task(ActivityTask("1", "o", "1.0.0")) == '{"input":1,"orchestration":"o","version":"1.0.0"}'
     with pytest.raises(NotSerializable):

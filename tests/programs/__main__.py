@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final, get_args
 
+from affinity import PayloadCodec
+from tests.payloads.memory import small_blobs
+from tests.payloads.xor import CODEC
 from tests.programs.areas import AREAS
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, search
@@ -37,11 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = fresh if chosen.seed is None else chosen.seed
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
+    if chosen.blobs and chosen.processes:
+        raise SystemExit("--blobs is not for --processes: the blobs are in memory")
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
     with _silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
+        payloads = {"codec": CODEC if chosen.codec else None, "has_blobs": chosen.blobs}
         options = {"processes": chosen.processes, "repeats": chosen.repeats, "suspends": chosen.suspends}
-        look = Look(where, areas, shrink=not chosen.no_shrink, size=chosen.size, **options)
+        look = Look(where, areas, shrink=not chosen.no_shrink, size=chosen.size, **payloads, **options)
         try:
             look.run(seed, count, minutes)
         except Failed as failed:
@@ -69,8 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="a program that fails, and passes when it is run again, is printed and does not count",
     )
-    parser.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
     parser.add_argument("--suspends", action="store_true", help="each program has a rollout that suspends instances")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--processes", action="store_true", help="each worker is a process, which a crash kills")
+    kind.add_argument("--codec", action="store_true", help="a codec encodes all payloads, so that no path forgets it")
+    parser.add_argument("--blobs", action="store_true", help="payloads of more than a few bytes are in a blob store")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
@@ -124,8 +133,12 @@ class Look:
         repeats: bool = False,
         suspends: bool = False,
         size: Size = "any",
+        codec: PayloadCodec | None = None,
+        has_blobs: bool = False,
     ) -> None:
         self._where = where
+        self._codec = codec
+        self._has_blobs = has_blobs
         self._areas = areas
         self._shrink = shrink
         self._processes = processes
@@ -177,7 +190,16 @@ class Look:
             print(self.report(), flush=True)
 
     def _run(self, runner: asyncio.Runner, program: Program) -> None:
-        runner.run(run(program, self._where, self._totals, processes=self._processes, size=self._size))
+        one = run(
+            program,
+            self._where,
+            self._totals,
+            processes=self._processes,
+            size=self._size,
+            codec=self._codec,
+            blobs=small_blobs() if self._has_blobs else None,
+        )
+        runner.run(one)
 
     def _does_repeat(self, runner: asyncio.Runner, program: Program) -> bool:
         """Whether two more runs fail too: threads and servers make no two runs the same."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 import anyio.to_thread
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from affinity import ExternalEvent, Start
+from affinity.client import IfEnded
 from affinity.errors import (
     Contention,
     InstanceFinished,
@@ -27,8 +30,9 @@ from affinity.errors import (
 )
 from tests.programs.bodies import EVENTS, INSTANCES, SESSIONS, Job
 from tests.programs.interpreter import Kept, body, sessions
-from tests.programs.names import ASK, event_name, instance_id, session_id
+from tests.programs.names import ASK, LABELS, NAME, event_name, instance_id, session_id
 from tests.programs.play import Play
+from tests.programs.slots import LIMITS, ROOM, LimitActKind, change
 from tests.programs.threads import InThread
 
 
@@ -96,7 +100,25 @@ class Drain:
     after: int = 0
 
 
-Act: TypeAlias = Send | Ask | On | Reset | Move | Write | Drain
+@dataclass(frozen=True)
+class Bound:
+    """An operator changes a limit."""
+
+    what: LimitActKind = "pause"
+    limit: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class ByLabels:
+    """One call about the instances with some labels."""
+
+    what: Literal["list", "count", "cancel", "cancel_few", "resume"] = "list"
+    labels: int = 0  # number in `names.LABELS`
+    after: int = 0
+
+
+Act: TypeAlias = Send | Ask | On | Reset | Move | Write | Drain | Bound | ByLabels
 
 _instances: Final = st.integers(0, INSTANCES - 1)
 _sessions: Final = st.integers(0, SESSIONS - 1)
@@ -127,6 +149,13 @@ ACTS: Final[SearchStrategy[Act]] = st.one_of(
         Write, st.sampled_from(("append", "update", "update", "release", "remove")), _sessions, after=_ticks, sync=_sync
     ),
     st.builds(Drain, worker=_workers, ticks=_ticks, after=_ticks),
+    st.builds(
+        ByLabels,
+        st.sampled_from(("list", "count", "cancel", "cancel_few", "resume")),
+        labels=st.integers(0, len(LABELS) - 1),
+        after=_ticks,
+    ),
+    st.builds(Bound, st.sampled_from(get_args(LimitActKind)), st.integers(0, len(LIMITS) - 1), after=_ticks),
 )
 
 
@@ -145,7 +174,16 @@ class Seen:
     asked: set[str] = field(default_factory=set)  # keys of questions for whose replies the caller may not have waited
     attempts: dict[str, int] = field(default_factory=dict)  # the last one of an activity that has begun, by its mark
     has_faults: bool = False  # the program has
+    crowded: list[str] = field(default_factory=list)  # where more activities ran, or began, than a limit allows
     removed: set[int] = field(default_factory=set)  # records of sessions
+    opened_at: datetime | None = None  # when all instances were let begin that had waited for a slot
+
+
+class ByLabelAndName(TypedDict):
+    """Conditions of instances."""
+
+    labels: Mapping[str, str]
+    name: str
 
 
 class Player:
@@ -183,6 +221,10 @@ class Player:
                 await self._write(act, unique)
             case Drain():
                 await self._drain(act)
+            case ByLabels():
+                await self._by_labels(act)
+            case Bound():
+                await change(self._client.limits, act.what, act.limit)
 
     async def _send(self, act: Send, unique: str) -> None:
         to = act.to % len(self._jobs)
@@ -219,6 +261,29 @@ class Player:
                 case _:
                     seen.deleted.add(number)
                     await self._client.delete(name, force=what == "kill")
+
+    async def _by_labels(self, act: ByLabels) -> None:
+        """Each instance that has the labels from its start to its end, and had begun, is asked to cancel."""
+        wanted = LABELS[act.labels]
+        where: ByLabelAndName = {"labels": wanted, "name": f"{NAME}.body"}
+        match act.what:
+            case "list":
+                found = await self._client.list_instances(**where)
+                wrong = [each for each in found if not wanted.items() <= dict(each.labels).items()]
+                assert not wrong, f"found by {wanted}: {wrong}"
+                assert len({each.instance_id for each in found}) == len(found), found
+            case "count":
+                assert sum((await self._client.count_instances(**where, most=2)).values()) <= 2
+            case "cancel":
+                opened = dict(self._seen.opened)
+                await self._client.cancel_instances(**where)
+                for number, job in enumerate(self._jobs):
+                    if job.keeps_labels and wanted.items() <= LABELS[job.labels].items():
+                        self._seen.cancelled[number] = opened.get(number, 0)
+            case "cancel_few":
+                assert await self._client.cancel_instances(**where, most=1) <= 1
+            case _:
+                await self._client.resume_instances(**where)
 
     async def _reset(self, number: int, share: int) -> None:
         name = instance_id(number)
@@ -268,6 +333,10 @@ class Player:
 
 
 def start_of(number: int, job: Job, *, restart: bool = False) -> Start:
-    """The start of an instance."""
+    """The start of an instance: some begin later, some before others."""
     session = None if job.session is None else session_id(job.session)
-    return Start(body, job, instance_id(number), None, session, "restart" if restart else "return")
+    ended: IfEnded = "restart" if restart else "return"
+    delay = 0.2 if number % 4 == 3 else 0.0
+    limits = (ROOM,) if job.limited else ()
+    name, labels = instance_id(number), LABELS[job.labels]
+    return Start(body, job, name, None, session, ended, delay=delay, priority=number % 3, limits=limits, labels=labels)

@@ -15,6 +15,7 @@ from affinity.errors import Nondeterminism
 from affinity.orchestration import events as ev
 from affinity.orchestration.definitions import OrchestrationDefinition
 from affinity.orchestration.engine import Execution
+from affinity.records import Labels
 from tests.programs.bodies import Answer, Block, Child, Detached, Job, Select, Statement, Wait
 from tests.programs.histories import Past, Run
 
@@ -40,6 +41,8 @@ def check_runs(past: Past, definition: OrchestrationDefinition) -> None:
         check_follows(past.id, former, later)
     for run in past.runs:
         check_carried(past.id, run)
+    check_values(past)
+    check_labels(past)
     check_end(past)
 
 
@@ -47,6 +50,7 @@ def _take_again(past: Past, definition: OrchestrationDefinition, run: Run) -> No
     guids = deque(_guids(run.events))
     times = deque(event.value for event in run.events if isinstance(event, ev.TimeRead))
     execution = Execution(definition, past.id, run.execution_id, past.info.session_id)
+    execution.accept_values(_values_left(run))
     inputs = [event for event in run.events if type(event) in ev.INPUTS]
     step = execution.advance(
         inputs,
@@ -65,6 +69,34 @@ def _take_again(past: Past, definition: OrchestrationDefinition, run: Run) -> No
         f"{past.id}/{run.execution_id}: {len(found)} events, and the engine makes {len(expected)} of the inputs: "
         f"{(found[len(expected) :] or expected[len(found) :])[0]}"
     )
+
+
+def _values_left(run: Run) -> dict[str, str]:
+    """What it has read of the values of former executions."""
+    read = [event for event in run.events if isinstance(event, ev.ValueRead)]
+    return {event.key: event.value for event in reversed(read) if event.value is not None}
+
+
+def check_values(past: Past) -> None:
+    """Each execution reads the values that the ones before have left, unless a reset has taken some back.
+
+    Raises:
+        AssertionError: it has read another value.
+    """
+    values: dict[str, str | None] = {}
+    for run in past.runs:
+        if run.is_reset:
+            return
+        for event in run.events:
+            match event:
+                case ev.ValueRead():
+                    assert event.value == values.get(event.key), (
+                        f"{past.id}/{run.execution_id} has read {event}, and {values.get(event.key)} was left"
+                    )
+                case ev.ValueSet():
+                    values[event.key] = event.value
+                case ev.ValuesCleared():
+                    values.clear()
 
 
 def _guids(events: Sequence[ev.Event]) -> list[str]:
@@ -140,6 +172,29 @@ def _says_what_it_reads(statement: Statement) -> bool:
 def _waits(statement: Statement) -> bool:
     inner = [*getattr(statement, "parts", ()), *getattr(statement, "body", ())]
     return isinstance(statement, Wait | Answer) or any(map(_waits, inner))
+
+
+def check_labels(past: Past) -> None:
+    """An instance has the labels with which its last execution has begun, or those that its code has set since. What it
+    starts has these, or others that are given; an execution that continues one keeps them.
+    """
+    labels: Labels = {}
+    for run in past.runs:
+        start = next((event for event in run.events if isinstance(event, ev.OrchestrationStarted)), None)
+        begun = labels if start is None else dict(start.labels or {})
+        if run is not past.runs[0] and not run.is_reset and _continues(past, run):
+            assert begun == labels, f"{past.id}/{run.execution_id} begins with {begun}, and had {labels}"
+        labels = begun
+        for event in run.events:
+            if isinstance(event, ev.LabelsSet):
+                assert event.labels != labels, f"{past.id}/{run.execution_id} sets {labels} again"
+                labels = dict(event.labels)
+    assert dict(past.info.labels) == labels, f"{past.id} has the labels {past.info.labels}, and its history {labels}"
+
+
+def _continues(past: Past, run: Run) -> bool:
+    former = past.runs[past.runs.index(run) - 1]
+    return isinstance(former.outcome, ev.ContinuedAsNew)
 
 
 def check_end(past: Past) -> None:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from pydantic import Field
 
+from tests.programs.names import LABELS
+from tests.programs.slots import PLACES, Places
 from tests.programs.values import KINDS
 
 INSTANCES: Final = 12
@@ -34,6 +36,11 @@ class Activity:
     slow: int = 0  # steps of the event loop before it opens its state
     limited: bool = False  # all attempts together have so many seconds
     impatient: bool = False  # fails when it is not started soon
+    places: Places = ""  # its limits
+    priority: int = 0
+    again: int = 0  # gives its work back so often
+    consumes: int = 0  # units of a rate, beyond its admission
+    pays: bool = False  # once, in a table of the application
     do: Literal["activity"] = "activity"
 
 
@@ -109,9 +116,16 @@ class Block:
 
 
 @dataclass(frozen=True)
+class SetLabels:
+    labels: int = 0  # number in `names.LABELS`
+    do: Literal["labels"] = "labels"
+
+
+@dataclass(frozen=True)
 class Child:
     body: Body
     named: int | None = None  # its id is taken when several have this number
+    labels: int | None = None  # number in `names.LABELS`; None: those of its parent
     do: Literal["child"] = "child"
 
 
@@ -119,6 +133,7 @@ class Child:
 class Detached:
     body: Body
     named: int | None = None
+    labels: int | None = None
     do: Literal["detached"] = "detached"
 
 
@@ -141,7 +156,7 @@ class Release:
 class Value:
     """A call of the context without a wait."""
 
-    what: Literal["guid", "now", "status"] = "guid"
+    what: Literal["guid", "now", "status", "count", "clear", "swap"] = "guid"
     do: Literal["value"] = "value"
 
 
@@ -170,6 +185,7 @@ Statement: TypeAlias = Annotated[
     | Gather
     | WaitAny
     | Block
+    | SetLabels
     | Child
     | Detached
     | Raise
@@ -190,12 +206,20 @@ class Job:
     rounds: int = 0  # continue-as-new so often
     session: int | None = None  # with which it is started
     heard: tuple[str, ...] = ()  # the events that its former execution has read
+    limited: bool = False  # its start waits for a slot, which it keeps until it ends
+    labels: int = 0  # with which it is started: number in `names.LABELS`
+
+    @property
+    def keeps_labels(self) -> bool:
+        """Whether it never changes them."""
+        return SetLabels.__name__ not in repr(self.body)
 
 
 # -- how they are drawn
 
 _sessions: Final = st.integers(0, SESSIONS - 1)
 _names: Final = st.integers(0, EVENTS - 1)
+_labels: Final = st.integers(0, len(LABELS) - 1)
 _seconds: Final = st.sampled_from((0, 1, 10, 60, 400))
 
 
@@ -217,6 +241,11 @@ def _activities(draw: st.DrawFn) -> Activity:
         threaded=draw(st.integers(0, 7)) == 7,
         limited=attempts > 1 and draw(st.booleans()),
         impatient=bound and draw(st.integers(0, 7)) == 7,
+        places=draw(st.sampled_from((*[""] * len(PLACES), *PLACES))),
+        priority=draw(st.sampled_from((0, 0, 0, 1, 1000))),
+        again=draw(st.sampled_from((0, 0, 0, 0, 1, 2))),
+        consumes=draw(st.sampled_from((0, 0, 0, 2, 20))),
+        pays=draw(st.sampled_from((False, False, False, True))),
     )
 
 
@@ -236,7 +265,8 @@ _PLAIN: Final[SearchStrategy[Statement]] = st.one_of(
     _LEAVES,
     st.builds(Raise, to=st.integers(0, INSTANCES - 1), name=_names),
     st.builds(Release, session=_sessions),
-    st.builds(Value, what=st.sampled_from(("guid", "now", "status"))),
+    st.builds(Value, what=st.sampled_from(("guid", "now", "status", "count", "clear", "swap"))),
+    st.builds(SetLabels, labels=_labels),
     st.builds(Carry, value=st.integers(0, len(KINDS) - 1), back=st.booleans()),
     st.builds(Fail),
 )
@@ -247,7 +277,8 @@ def _nested(inner: SearchStrategy[Statement]) -> SearchStrategy[Statement]:
     named = st.sampled_from((None, None, None, 0, 1))
     cleanups = _activities().map(lambda one: replace(one, tagged=False))  # it ends, also where no worker has the tag
     block = st.builds(Block, body, cleanup=st.lists(cleanups, max_size=1).map(tuple))
-    child = st.builds(Child, body, named=named)
+    labels = st.sampled_from((None, None, *range(len(LABELS))))
+    child = st.builds(Child, body, named=named, labels=labels)
     parts = st.lists(st.one_of(_LEAVES, block, child), min_size=1, max_size=4).map(tuple)
     return st.one_of(
         st.builds(Select, parts),
@@ -255,7 +286,7 @@ def _nested(inner: SearchStrategy[Statement]) -> SearchStrategy[Statement]:
         st.builds(WaitAny, parts),
         block,
         child,
-        st.builds(Detached, body, named=named),
+        st.builds(Detached, body, named=named, labels=labels),
     )
 
 
@@ -266,4 +297,6 @@ JOBS: Final[SearchStrategy[Job]] = st.builds(
     body=st.lists(STATEMENTS, min_size=1, max_size=6).map(tuple),
     rounds=st.sampled_from((0, 0, 0, 1, 3)),
     session=st.none() | _sessions,
+    limited=st.sampled_from((False, False, True)),
+    labels=_labels,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from affinity.errors import (
     WakeMisuse,
 )
 from tests.programs.names import ASK, event_name, instance_id
+from tests.programs.slots import Begun, Places
 
 SECONDS: Final = 0.2
 """Real ones for which code waits for a reply: the worker that would make it may wait for this very code."""
@@ -42,6 +43,9 @@ CIRCLE_SECONDS: Final = 10.0
 
 REPEATED_SECONDS: Final = 0.01
 """Real ones that a later attempt of an activity takes."""
+
+MORE_THAN_ANY: Final = 100
+"""More attempts than a task gives back; in the process of a worker none is counted."""
 
 NOT_CALLED: Final = "not called"
 
@@ -98,6 +102,10 @@ class Calls:
     steps: dict[str, str] = field(default_factory=dict)
     """The result of each step of a wake that an attempt was given."""
     waits: list[Wait] = field(default_factory=list)
+    begun: Begun = field(default_factory=Begun)
+    """The activities with limits."""
+    now: Callable[[], float] = time.time
+    """The time of the database."""
     on_repeated: Callable[[], None] = lambda: None
     """Called when an activity begins that may still run elsewhere."""
 
@@ -230,6 +238,20 @@ async def begin_attempt(name: str, attempt: int) -> None:
         if attempt > 1:
             calls.on_repeated()
             await anyio.sleep(REPEATED_SECONDS)
+
+
+@contextmanager
+def running(mark: str, places: Places, *, is_bound: bool) -> Iterator[None]:
+    """Note that an attempt of an activity with limits runs in the block; see `Begun.running`."""
+    with ExitStack() as stack:
+        for calls in _CURRENT:
+            stack.enter_context(calls.begun.running(mark, places, now=calls.now(), is_bound=is_bound))
+        yield
+
+
+def count_again(mark: str) -> int:
+    """Count the attempts of an activity that have come so far, in this process."""
+    return _CURRENT[0].begun.count(mark) if _CURRENT else MORE_THAN_ANY
 
 
 def note_step(name: str, result: str) -> bool:

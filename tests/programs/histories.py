@@ -90,6 +90,17 @@ class Past:
     def last(self) -> Run:
         return self.runs[-1]
 
+    @property
+    def generations(self) -> Sequence[Sequence[Run]]:
+        """The executions of each start: they follow each other by continue-as-new, or by a reset."""
+        found: list[list[Run]] = []
+        for run in self.runs:
+            if found and (run.is_reset or isinstance(found[-1][-1].outcome, ev.ContinuedAsNew)):
+                found[-1].append(run)
+            else:
+                found.append([run])
+        return found
+
 
 async def read_pasts(client: Client, name: str) -> Mapping[str, Past]:
     """The instances of an orchestration, by id."""

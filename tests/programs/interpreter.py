@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final
@@ -14,9 +15,9 @@ from pydantic import Field
 import affinity
 from affinity.errors import ActivityError, OrchestrationCancelled, OrchestrationFailed
 from affinity.orchestration.scheduler import DurableFuture
-from tests.programs import bodies, calls, values
+from tests.programs import bodies, calls, payments, slots, values
 from tests.programs.bodies import Body, Job, Statement
-from tests.programs.names import ASK, NAME, child_id, event_name, instance_id, session_id
+from tests.programs.names import ASK, LABELS, NAME, child_id, event_name, instance_id, session_id
 
 TAG: Final = "gpu"
 TIMEOUT: Final = 0.02
@@ -30,7 +31,7 @@ LIMIT_SECONDS: Final = 12.0
 PICKY: Final = Annotated[str, Field(pattern="[0-7]$")]
 """The type of a wait that half of the events fit: they are random ids."""
 
-app: Final = affinity.App(NAME)
+app: Final = affinity.App(NAME, limits=slots.LIMITS)
 
 
 @dataclass
@@ -77,10 +78,26 @@ def _owner_of(ctx: affinity.OrchestrationContext) -> str:
 # -- activities
 
 
+HEADERS = {"program": NAME}
+
+
+@app.middleware
+async def check_headers(call: affinity.MiddlewareCall, next: affinity.Next) -> Any:
+    """The headers are those of the clients, or none, and code inside sends the same ones on."""
+    assert dict(call.headers) in ({}, HEADERS)
+    assert dict(affinity.current_headers()) == dict(call.headers)
+    return await next()
+
+
 @app.activity(name=f"{NAME}.work")
 async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """Returns the attempt, or the place of its mark in the state of its session, from 1."""
     _begin_code(mark_of(ctx))
+    with calls.running(mark_of(ctx), task.places, is_bound=task.session is not None or task.tagged):
+        return await _work(ctx, task)
+
+
+async def _work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     place = ctx.attempt
     await calls.begin_attempt(mark_of(ctx), ctx.attempt)
     for _ in range(task.slow):
@@ -95,6 +112,11 @@ async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
             kept.marks.append(mark_of(ctx))
             place = len(kept.marks)
             await anyio.sleep(0)
+    if task.consumes:
+        await ctx.consume(slots.RATED, task.consumes)
+    if task.pays:
+        payments.pay(ctx, mark_of(ctx))
+    _ask_again(ctx, task)
     _fail_if_due(ctx, task)
     if task.hangs:
         await anyio.sleep_forever()
@@ -105,6 +127,11 @@ async def work(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
 def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     """The same on a thread."""
     _begin_code(mark_of(ctx))
+    with calls.running(mark_of(ctx), task.places, is_bound=task.session is not None or task.tagged):
+        return _threaded(ctx, task)
+
+
+def _threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
     place = ctx.attempt
     if task.keeps:
         opening = sessions.open_sync(ctx)
@@ -115,6 +142,11 @@ def threaded(ctx: affinity.ActivityContext, task: bodies.Activity) -> int:
                 opening.checkpoint()
             kept.marks.append(mark_of(ctx))
             place = len(kept.marks)
+    if task.consumes:
+        anyio.from_thread.run(ctx.consume, slots.RATED, task.consumes)
+    if task.pays:
+        payments.pay(ctx, mark_of(ctx))
+    _ask_again(ctx, task)
     _fail_if_due(ctx, task)
     if task.hangs:
         ctx.wait_cancelled(TIMEOUT * 50)
@@ -128,6 +160,13 @@ async def talk(ctx: affinity.ActivityContext, task: bodies.SendToConversation) -
     """The conversation gets one event, however often this runs."""
     _begin_code(mark_of(ctx))
     await calls.call("ask" if task.waits else "tell", task.to, mark_of(ctx), [("say", 1)], ctx.instance_id)
+
+
+def _ask_again(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
+    """Give the work back, as often as the task says, and close its limit for everybody."""
+    if calls.count_again(mark_of(ctx)) <= task.again:
+        closed = slots.PLACES[task.places][0] if task.places else None
+        raise affinity.RetryAfter(5.0, limit=closed)
 
 
 def _fail_if_due(ctx: affinity.ActivityContext, task: bodies.Activity) -> None:
@@ -193,11 +232,12 @@ async def _perform(ctx: affinity.OrchestrationContext, statement: Statement) -> 
                 await _all(ctx, statement.cleanup)
         case bodies.Detached():
             named = None if statement.named is None else child_id(statement.named)
-            await ctx.start_detached(body, Job(statement.body), instance_id=named)  # a random id
+            labels = _labels_of(statement)
+            await ctx.start_detached(body, Job(statement.body), instance_id=named, labels=labels)  # a random id
         case bodies.Raise():
             ctx.raise_event(instance_id(statement.to), event_name(statement.name), await ctx.new_guid())
-        case bodies.Release():
-            ctx.release_session(session_id(statement.session))
+        case bodies.Release() | bodies.SetLabels():
+            _change(ctx, statement)
         case bodies.Value() | bodies.Carry():
             return await _value(ctx, statement)
         case bodies.Fail():
@@ -213,8 +253,35 @@ async def _value(ctx: affinity.OrchestrationContext, statement: bodies.Value | b
         return await ctx.new_guid()
     if statement.what == "now":
         return (await ctx.utc_now()).isoformat()
-    ctx.set_custom_status({"execution": ctx.execution_id})
-    return None
+    if statement.what == "status":
+        ctx.set_custom_status({"execution": ctx.execution_id})
+        return None
+    return await _kept_value(ctx, statement)
+
+
+async def _kept_value(ctx: affinity.OrchestrationContext, statement: bodies.Value) -> Any:
+    if statement.what == "count":
+        count = await ctx.values.get("count", int) or 0
+        ctx.values.set("count", count + 1)
+        ctx.values.set("by", [ctx.execution_id, count])
+        return count
+    if statement.what == "clear":
+        ctx.values.clear("by")
+        return await ctx.values.get("by")
+    former = ctx.values.get("by")
+    ctx.values.set("by", [])
+    return await former
+
+
+def _change(ctx: affinity.OrchestrationContext, statement: bodies.Release | bodies.SetLabels) -> None:
+    if isinstance(statement, bodies.Release):
+        ctx.release_session(session_id(statement.session))
+    else:
+        ctx.set_labels(LABELS[statement.labels])
+
+
+def _labels_of(statement: bodies.Child | bodies.Detached) -> Mapping[str, str] | None:
+    return None if statement.labels is None else LABELS[statement.labels]
 
 
 def _begin(ctx: affinity.OrchestrationContext, statement: Statement) -> Any:
@@ -254,7 +321,8 @@ def _future(ctx: affinity.OrchestrationContext, statement: Statement) -> Durable
             return ctx.schedule_session_moved(session_id(statement.session))
         case bodies.Child():
             named = None if statement.named is None else child_id(statement.named)
-            return ctx.schedule_sub_orchestration(body, Job(statement.body), instance_id=named)
+            labels = _labels_of(statement)
+            return ctx.schedule_sub_orchestration(body, Job(statement.body), instance_id=named, labels=labels)
     raise TypeError(statement)
 
 
@@ -275,7 +343,9 @@ def _activity(
         future = future.on_session(session_id(task.session), ordered=task.ordered, wait=wait, fail_after=fail_after)
     if task.tagged:
         future = future.with_tag(TAG)
-    return future
+    if task.places:
+        future = future.limited(*slots.PLACES[task.places])
+    return future.with_priority(task.priority) if task.priority else future
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import affinity
@@ -9,6 +10,16 @@ import affinity
 NAME: Final = "orchestrations"
 
 ASK: Final = affinity.Event("ask", str, reply=str)
+
+
+LABELS: Final[Sequence[Mapping[str, str]]] = (
+    {},
+    {"tenant": "acme"},
+    {"tenant": "acme", "tier": "gold"},
+    {"tenant": "globex", "tier": "gold"},
+    {"tier": "gold"},
+)
+"""The labels of instances, and by which clients find them."""
 
 
 def instance_id(number: int) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from affinity.orchestration import events as ev
 from tests.programs.acts import Seen
-from tests.programs.bodies import Activity
+from tests.programs.bodies import Activity, Job
 from tests.programs.histories import Past, Run
 from tests.programs.interpreter import Planned, leaks, reply_to
 from tests.programs.names import NAME, instance_id, session_id
+from tests.programs.slots import ROOM, Stay, above_bound
 from tests.programs.values import wrong
 
 _TASK: Final = TypeAdapter(Activity)
@@ -53,6 +55,7 @@ class Oracle:
         self._check_states()
         self._check_order()
         self._check_leaks()
+        assert not self._seen.crowded, f"above a limit: {self._seen.crowded}"
 
     def _check_leaks(self) -> None:
         """No code has seen what other code has set, and each value was read as it was given."""
@@ -117,6 +120,9 @@ class Oracle:
             answer = run.answers().get(number)
             if child is None or child.info.parent_id != past.id or _number_of(event.instance_id) is not None:
                 continue
+            first = next((each for each in child.runs[0].events if isinstance(each, ev.OrchestrationStarted)), None)
+            if first is not None and child.runs[0].execution_id == 1 and not child.runs[0].is_reset:
+                assert first.labels == event.labels, f"{past.id} starts {child.id}: {event}, which begins with {first}"
             if isinstance(answer, ev.SubOrchestrationCancelled):
                 assert child.has_ended, f"{past.id} has cancelled {child.id}, which is {child.info.status}"
             if isinstance(answer, ev.SubOrchestrationCompleted) and not self._was_reset(past):
@@ -234,6 +240,30 @@ class Oracle:
                         assert found == sorted(found), f"{past.id}/{run.execution_id}: ordered, and at {found}"
 
 
+def check_room(pasts: Mapping[str, Past], jobs: Sequence[Job], seen: Seen) -> None:
+    """Until all were let begin, no more instances ran at a time than `ROOM` has slots. One that was reset after its end
+    has none.
+
+    Raises:
+        AssertionError: there were more.
+    """
+    limited = [number for number, job in enumerate(jobs) if job.limited and number not in seen.reset]
+    stays: list[Stay] = []
+    for past in [pasts[instance_id(number)] for number in limited if instance_id(number) in pasts]:
+        for runs in past.generations:
+            begin = runs[0].origins[1].recorded_at if runs[0].events else LATE
+            last = runs[-1]
+            end = LATE if last.outcome is None else last.origins[len(last.events)].recorded_at
+            if seen.opened_at is None or begin < seen.opened_at:
+                stays.append((begin, end, past.id))
+    found = [*above_bound(stays, ROOM.concurrency or 0)]
+    assert not found, f"{found[0]} ran at the same time, and {ROOM.name} has {ROOM.concurrency} slots: {stays}"
+
+
+LATE: Final = datetime.max.replace(tzinfo=UTC)
+"""After the end of the program."""
+
+
 def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
     """The activities of an execution: event id, task, and the event that answered or cancelled it.
 
@@ -244,6 +274,15 @@ def activities(run: Run) -> Iterator[tuple[int, Activity, ev.Event | None]]:
     for number, event in enumerate(run.events, 1):
         if isinstance(event, ev.ActivityScheduled) and number not in copied and event.name in _TASKS:
             yield number, _TASK.validate_json(event.input), answers.get(number)
+
+
+def ended_marks(pasts: Iterable[Past]) -> Iterator[str]:
+    """The marks of activities with a result of their last attempt: nothing has cancelled them while they ran."""
+    for past in pasts:
+        for run in past.runs:
+            for number, task, answer in activities(run):
+                if isinstance(answer, ev.ActivityCompleted | ev.ActivityFailed) and not task.hangs:
+                    yield f"{past.id}|{run.execution_id}|{number}#{past.info.generation}"
 
 
 def _came_again(past: Past, run: Run, answer: ev.Event | None) -> bool:

@@ -1,7 +1,7 @@
 """Rules for every table when an `affinity.testing.Env` is at rest: nothing runs, and nothing is due.
 
-Each table has a rule. A table without one fails `check`: a migration that adds a table adds a rule to `rest_work` or
-`rest_data`.
+Each table has a rule. A table without one fails `check`: a migration that adds a table adds a rule to `rest_work`,
+`rest_data` or `rest_limits`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 
 from affinity.explain.reasons import Explainer
 from affinity.testing import Env
-from tests.programs import rest_data, rest_work
+from tests.programs import rest_data, rest_limits, rest_work
 from tests.programs.tables import Rule, Tables, read_tables
 
-RULES: Final[Mapping[str, Rule]] = {**rest_work.RULES, **rest_data.RULES}
+RULES: Final[Mapping[str, Rule]] = {**rest_work.RULES, **rest_data.RULES, **rest_limits.RULES}
 """By table."""
 
 MOVING: Final = frozenset(
@@ -73,6 +73,8 @@ async def unexplained(env: Env, tables: Tables) -> Sequence[str]:
             wrong.append(f"instances: {instance_id!r} has not ended: {reason}")
         explainer = Explainer(env._own, (instance_id,))
         for item in await env._own.list_work_items(instance_id, 1000):
+            if item.state == "limited":
+                continue  # an area says whether its work may wait at a limit
             code, text, _ = await explainer._why(item)
             if code in MOVING:
                 wrong.append(f"worker_queue: {item.key} waits {text} ({code})")

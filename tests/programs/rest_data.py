@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final
@@ -383,7 +385,22 @@ def _at_most_one(table: str) -> Rule:
     return check
 
 
+def _none(table: str) -> Rule:
+    """Of blobs, which programs do not have."""
+
+    def check(db: Tables) -> Iterator[str]:
+        if db.rows[table]:
+            yield f"{len(db.rows[table])} rows"
+
+    return check
+
+
+RULES.of("condemned_blobs")(_none("condemned_blobs"))
+RULES.of("orphan_blobs")(_none("orphan_blobs"))
+RULES.of("exported_blobs")(_none("exported_blobs"))
+RULES.of("blob_rounds")(_at_most_one("blob_rounds"))
 RULES.of("timeline")(_one("timeline"))
+RULES.of("database_identity")(_one("database_identity"))
 RULES.of("sweeps")(_one("sweeps"))
 RULES.of("quotas")(_at_most_one("quotas"))
 
@@ -424,6 +441,31 @@ def _granted_roles(db: Tables) -> Iterator[str]:
 def _audit(db: Tables) -> Iterator[str]:
     """Of the user of the program."""
     yield from (f"{dict(row)}" for row in db.rows["audit"] if row["stated_user"] != USER)
+
+
+RULES.of("trend_rounds")(_at_most_one("trend_rounds"))
+
+
+@RULES.of("trends")
+def _trends(db: Tables) -> Iterator[str]:
+    """The row of all names has the sum of the others, and durations of what has ended; activities only retry."""
+    counts = ("started", "completed", "failed", "cancelled", "retries")
+    sums: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for row in db.rows["trends"]:
+        sign = 1 if row["name"] else -1
+        sums[row["kind"], row["minute"]].update({name: sign * row[name] for name in counts})
+        durations = row["durations"]
+        found = json.loads(durations) if isinstance(durations, str) else durations
+        if sum(found.values()) != row["completed"] + row["failed"] + row["cancelled"]:
+            yield f"{dict(row)}"
+    yield from (f"{place}: {dict(found)}" for place, found in sums.items() if any(found.values()))
+
+
+@RULES.of("failed_attempts")
+def _failed_attempts(db: Tables) -> Iterator[str]:
+    """Of instances that there are."""
+    known = {row["instance_id"] for row in db.rows["instances"]}
+    yield from (f"{dict(row)}" for row in db.rows["failed_attempts"] if row["instance_id"] not in known)
 
 
 @RULES.of("sqlite_sequence")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from affinity.orchestration import events as ev
-from affinity.provider.contract import FINISHED
+from affinity.provider.contract import FINISHED, phase_of
+from tests.payloads.xor import plain
+from tests.programs.slots import WAITING, too_many_slots, wrong_gate
 from tests.programs.tables import BEGINNINGS, ENDS, Execution, Row, Rules, Tables, counted
 
 RULES: Final = Rules()
@@ -43,6 +46,8 @@ def _instances(db: Tables) -> Iterator[str]:
                 yield f"{me!r} is {row['status']} and ends with {run.last}"
             if (row["error"] is None) != (row["status"] == "completed"):
                 yield f"{me!r} is {row['status']} with the error {row['error']}"
+            if row["next_start"] is not None and db.workers:
+                yield f"{me!r} has ended, and a start waits for that"
             continue
         if type(run.last) in ev.OUTCOMES:
             yield f"{me!r} is {row['status']} and ends with {run.last}"
@@ -130,6 +135,9 @@ def _ended_executions(db: Tables) -> Iterator[str]:
             yield f"{me!r}/{number} has ended and is not here"
 
 
+_LABEL: Final = ("key", "value", "phase", "created_at", "instance_id")
+
+
 @RULES.of("instances_by_status")
 def _instances_by_status(db: Tables) -> Iterator[str]:
     """The instances of these statuses."""
@@ -137,6 +145,19 @@ def _instances_by_status(db: Tables) -> Iterator[str]:
     there = {(row["status"], me, row["created_at"]) for me, row in db.instances.items() if row["status"] in LISTED}
     for status, me, _ in here ^ there:
         yield f"{me!r} is listed as {status}, or should be"
+
+
+@RULES.of("instance_labels")
+def _instance_labels(db: Tables) -> Iterator[str]:
+    """The labels of all instances, under the phases of their statuses."""
+    here = {tuple(row[name] for name in _LABEL) for row in db.rows["instance_labels"]}
+    there = set()
+    for me, row in db.instances.items():
+        found = row["labels"] or {}
+        labels = json.loads(found) if isinstance(found, str) else found
+        there |= {(key, text, phase_of(row["status"]), row["created_at"], me) for key, text in labels.items()}
+    for key, text, phase, _, me in here ^ there:
+        yield f"{me!r} is found by {key}={text} as {phase}, or should be"
 
 
 @RULES.of("suspensions")
@@ -198,6 +219,29 @@ def _message_keys(db: Tables) -> Iterator[str]:
                 yield f"{row['key']!r} of {me!r} belongs to no message"
 
 
+@RULES.of("instance_values")
+def _instance_values(db: Tables) -> Iterator[str]:
+    """Of an instance; what its current execution has set last. The instance knows their bytes."""
+    rows = db.groups("instance_values", "instance_id")
+    for me in rows.keys() - db.instances.keys():
+        yield f"of no instance {me!r}"
+    for me, instance in db.instances.items():
+        found = {row["key"]: row["value"] for row in rows.get(me, ())}
+        size = sum(len(key.encode()) + len(value.encode()) for key, value in found.items())
+        if size != instance["value_bytes"]:
+            yield f"{me!r} has {size} bytes of values, and its row says {instance['value_bytes']}"
+        last: dict[str, str | None] = {}
+        for event in db.current(me).events.values():
+            if isinstance(event, ev.ValueSet):
+                last[event.key] = event.value
+            elif isinstance(event, ev.ValuesCleared):
+                last = dict.fromkeys(found.keys() | last.keys())
+        for key, value in last.items():
+            kept = plain(found[key]) if key in found else None
+            if kept != value:
+                yield f"{me!r} has set {key!r} to {value}, and the value is {kept}"
+
+
 # -- queues
 
 
@@ -226,6 +270,7 @@ def misplaced(db: Tables) -> Iterator[str]:
     back. Rows of a deleted instance may be left to the sweep.
     """
     yield from _wrong_order(db)
+    yield from too_many_slots(db)
     for row in db.rows["worker_queue"]:
         where = f"{row['instance_id']!r}/{row['execution_id']}/{row['activity_id']}"
         if db.is_live(row["instance_id"]):
@@ -269,14 +314,17 @@ def _wrong_scheduled(db: Tables, row: Row) -> Iterator[str]:
     if run.execution_id != row["execution_id"] or event is None:
         yield "its instance does not wait for it"
         return
-    session = row["session_id"] or row.get("order_session")
+    session = row["session_id"] or row.get("order_session") or row.get("gate_session")
     if (event.name, event.session_id, event.tag) != (row["name"], session, row.get("tag")):
         yield f"{row['name']!r} of session {session!r}; it was scheduled as {event}"
+    yield from wrong_gate(row, event)
 
 
 def _wrong_route(db: Tables, row: Row) -> Iterator[str]:
     route = row["route"]
-    if row["session_id"] is None:
+    if route in WAITING:
+        right = row["gate"] is not None and row["session_id"] is None
+    elif row["session_id"] is None:
         right = route == "blocked" if row["order_session"] is not None else route.split("#")[0] == "free"
     else:
         session = db.by("sessions", "session_id").get(row["session_id"])
@@ -297,7 +345,8 @@ def _wrong_order(db: Tables) -> Iterator[str]:
         if session is None:
             continue
         first, *behind = sorted(rows, key=lambda row: row["order_number"])
-        if first["route"] == "blocked" or first["session_id"] != session:
+        at_gate = first["route"] in WAITING and first["gate_session"] == session
+        if first["route"] == "blocked" or (first["session_id"] != session and not at_gate):
             yield f"the first item in the order of {session!r} is blocked"
         if any(row["route"] != "blocked" or row["session_id"] is not None for row in behind):
             yield f"items behind the first in the order of {session!r} are not blocked"

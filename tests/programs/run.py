@@ -12,9 +12,12 @@ from typing import Any, Final
 import anyio
 from opentelemetry.sdk.trace import ReadableSpan
 
+import affinity
+from affinity import PayloadCodec
+from affinity.blobs import Blobs
 from affinity.testing import Env
 from affinity.testing.env.processes import ProcessEnv
-from tests.programs import rest, rollouts
+from tests.programs import interpreter, payments, rest, rest_blobs, rollouts
 from tests.programs.areas import AREAS
 from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.calls import used
@@ -59,6 +62,8 @@ async def run(
     *,
     processes: bool = False,
     size: Size = "any",
+    codec: PayloadCodec | None = None,
+    blobs: Blobs | None = None,
 ) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
@@ -68,14 +73,17 @@ async def run(
         totals: is added to.
         processes: each worker is a process, which a crash ends by SIGKILL.
         size: how long it may take.
+        codec: encodes all payloads; not with ``processes``.
+        blobs: keep large payloads; not with ``processes``.
 
     Raises:
         AssertionError: a rule is broken.
     """
     totals = Totals() if totals is None else totals
-    with traced() if program.traced else nullcontext() as spans:
-        async with _env(program, where, processes=processes) as env:
+    with traced() if program.traced else nullcontext() as spans, payments.used():
+        async with _env(program, where, codec, blobs, processes=processes) as env:
             await _run(env, program, totals, size)
+            assert payments.paid_twice() == []
     if spans is not None:
         _check_spans(spans.get_finished_spans())
 
@@ -83,10 +91,11 @@ async def run(
 async def _run(env: Env, program: Program, totals: Totals, size: Size) -> None:
     play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout), size=size)
     play.calls.on_repeated = play.tick_often
+    play.calls.now = lambda: env.now().timestamp()
     faults = Faults(play, program.faults, program.rollout)
     env._traffic.on_commit = faults.on_commit
     try:
-        with anyio.fail_after(PATIENCE[size]), used(play.calls), _user(env, program):
+        with anyio.fail_after(PATIENCE[size]), used(play.calls), _user(env, program), _headers(program):
             seen = await _play(play, program)
             faults.end()
             with env.freeze():  # calls of clients may wait for what never happens
@@ -97,6 +106,7 @@ async def _run(env: Env, program: Program, totals: Totals, size: Size) -> None:
             for name, part in program.parts.items():
                 await AREAS[name].check(play, part, seen[name])
             await rest.check(env)
+            await rest_blobs.check(env)
             await _check_audit(env, program)
     except TimeoutError as error:
         error.add_note(_state(env))
@@ -120,6 +130,11 @@ def _user(env: Env, program: Program) -> AbstractContextManager[None]:
     return env.client.acting_as(program.user, source="program") if program.user else nullcontext()
 
 
+def _headers(program: Program) -> AbstractContextManager[None]:
+    """Half of the programs send headers with all calls; a middleware of the workers looks at them."""
+    return affinity.use_headers(interpreter.HEADERS) if program.traced else nullcontext()
+
+
 async def _check_audit(env: Env, program: Program) -> None:
     """Calls of clients have entries of the user, each of one of the actions; without a user there is none."""
     entries = [each async for each in env.client.audit()]
@@ -134,8 +149,14 @@ def _check_spans(spans: Sequence[ReadableSpan]) -> None:
     assert [number for number in executions.values() if number > 1] == []
 
 
-def _env(program: Program, where: str | Copies | None, *, processes: bool) -> Env:
-    make: Callable[..., Env] = partial(ProcessEnv, rollouts.GOOD, TARGET) if processes else partial(Env, rollouts.GOOD)
+def _env(
+    program: Program, where: str | Copies | None, codec: PayloadCodec | None, blobs: Blobs | None, *, processes: bool
+) -> Env:
+    make: Callable[..., Env] = (
+        partial(ProcessEnv, rollouts.GOOD, TARGET)
+        if processes
+        else partial(Env, rollouts.GOOD, codec=codec, blobs=blobs)
+    )
     url = None if isinstance(where, Copies) else where
     env = make(url=url, workers=program.workers, options=program.options.runtime())
     if isinstance(where, Copies):

@@ -1,5 +1,6 @@
 """All tables of the database of an `affinity.testing.Env`, in one snapshot, the same for SQLite and PostgreSQL: times
-are Unix seconds, and binary values are given by their length.
+are Unix seconds, and binary values are given by their length. With a codec, texts are as they are stored; only events
+and messages are decoded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.testing import Env
 from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.sqlite import SqliteDatabase
+from tests.payloads.xor import plain
 from tests.support.messages import decode_message
 
 Row: TypeAlias = Mapping[str, Any]
@@ -72,7 +74,7 @@ class Execution:
         found = {}
         for row in self.rows:
             try:
-                found[row["event_id"]] = decode_event(row["event"])
+                found[row["event_id"]] = decode_event(plain(row["event"]))
             except NotSerializable:
                 continue
         return found
@@ -141,7 +143,7 @@ class Tables:
         """What waits in the queue of instances: by instance: row, execution and event."""
         found: defaultdict[str, list[tuple[Row, int, ev.Event]]] = defaultdict(list)
         for row in self.rows["orchestrator_queue"]:
-            found[row["instance_id"]].append((row, *decode_message(row["payload"])))
+            found[row["instance_id"]].append((row, *decode_message(plain(row["payload"]))))
         return found
 
     def is_live(self, instance_id: str) -> bool:
@@ -234,6 +236,10 @@ def _sized(value: Any) -> Any:
     return len(value) if isinstance(value, bytes) else value
 
 
+_PORTION: Final = 40
+"""Tables in one call of a function, which takes 100 arguments at most."""
+
+
 async def _read_postgres(connection: AsyncConnection[Any], now: float) -> Tables:
     tables = await (await connection.execute(COLUMNS)).fetchall()
     parts = [
@@ -242,7 +248,10 @@ async def _read_postgres(connection: AsyncConnection[Any], now: float) -> Tables
         )
         for name, columns in tables
     ]
-    query = sql.SQL("SELECT (SELECT last_value FROM epochs), json_build_object({})").format(sql.SQL(", ").join(parts))
+    portions = [parts[n : n + _PORTION] for n in range(0, len(parts), _PORTION)]
+    objects = [sql.SQL("json_build_object({})").format(sql.SQL(", ").join(portion)) for portion in portions]
+    query = sql.SQL("SELECT (SELECT last_value FROM epochs), {}").format(sql.SQL(", ").join(objects))
     row = await (await connection.execute(query)).fetchone()
     assert row is not None
-    return Tables(row[1], now, row[0])
+    epoch, *found = row
+    return Tables({name: rows for portion in found for name, rows in portion.items()}, now, epoch)

@@ -20,7 +20,15 @@ from tests.programs.tables import Row, Tables, read_tables
 
 ONLY: Final = {
     "sqlite": {"counters", "journal_labels", "session_labels", "session_participants", "sqlite_sequence"},
-    "postgres": {"granted_roles", "instance_counts", "instances_by_status", "session_orders", "sweeps"},
+    "postgres": {
+        "granted_roles",
+        "instance_counts",
+        "instances_by_status",
+        "limit_admissions",
+        "limit_charges",
+        "session_orders",
+        "sweeps",
+    },
 }
 """Tables of one database only."""
 
@@ -37,7 +45,8 @@ def described(chat: Chat) -> SessionMetadata:
 
 chats = affinity.Sessions(Chat, kind="chat", metadata=described)
 support = affinity.Conversations(Chat, kind="support", metadata=described)
-app = affinity.App("rest")
+closed = affinity.Limit("closed", concurrency=0)
+app = affinity.App("rest", limits=[closed])
 app.include(chats)
 hello = affinity.Event("hello", str, reply=str)
 
@@ -100,14 +109,20 @@ async def hanging(ctx: affinity.OrchestrationContext) -> None:
     await ctx.schedule_activity(hang)
 
 
+@app.orchestration
+async def limited(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_activity(hang).limited(closed)
+
+
 async def fill(env: Env) -> None:
     """Leave something in nearly every table that may have something at rest."""
     client = env.client
     run = await client.start(waiting, instance_id="w")
     await client.start(parent, instance_id="p")
     assert await run.ask(hello("x"), idempotency_key="k") == "hi"
-    await (await client.start(remembering, "s", instance_id="r")).wait()
+    await (await client.start(remembering, "s", instance_id="r", labels={"tier": "gold"})).wait()
     await client.start(again, 2, instance_id="a")
+    await client.start(limited, instance_id="l")
     talk = client.conversation(support, "c")
     await talk.ask(UserMessage("hello"), title="Hello", owner="ann", labels={"tier": "gold"})
     for text in ("ask", "delegate"):
@@ -159,6 +174,7 @@ class Rows:
         wake = self.one("parked_items", instance_id="c")
         self["parked_items"].remove(wake)
         none = dict.fromkeys(("lock_token", "lock_worker", "lock_incarnation", "locked_until", "attend_at", "tag"))
+        none |= dict.fromkeys(("gate", "limited", "gate_session"))
         item = {key: wake[key] for key in ("instance_id", "execution_id", "activity_id", "name", "session_id")}
         order = {"order_session": None, "order_number": None, "attempts": 0, "failures": 0}
         held = self.one("sessions", session_id="c")["worker_id"]
@@ -187,6 +203,11 @@ class Rows:
         row = {"id": 0, "instance_id": "w", "route": "w:worker-0", "timer_execution": None, "timer_id": None}
         return self.add("orchestrator_queue", **{**row, "visible_at": self.now, "payload": payload, **values})
 
+    def trend(self, **values: Any) -> Self:
+        """Add the counts of a minute."""
+        none = dict.fromkeys(("started", "completed", "failed", "cancelled", "retries"), 0)
+        return self.add("trends", kind="orchestration", minute=0, durations="{}", **{**none, **values})
+
     def quota(self, **values: Any) -> Self:
         """Set a quota, without what goes with it."""
         return self.add("quotas", **{"instances": None, "unread_events": None, "instance_bytes": None, **values})
@@ -195,12 +216,30 @@ class Rows:
 Plant: TypeAlias = Callable[[Rows], object]
 
 PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
+    "limits": (lambda at: at.add("limits", name="x", app="", code=""),),
+    "limit_keys": (
+        lambda at: at.change("limit_keys", {"limit_name": "closed"}, in_use=1),
+        lambda at: at.change("limit_keys", {"limit_name": "closed"}, waiting=0),
+    ),
+    "limit_lines": (lambda at: at["limit_lines"][0].update(waiting=7),),
+    "limit_line_keys": (lambda at: at["limit_line_keys"].clear(),),
+    "limited_work": (
+        lambda at: at.drop("worker_queue", instance_id="l"),
+        lambda at: at["limited_work"][0].update(admitted_at=1.0),
+        lambda at: at["limited_work"].clear(),
+    ),
+    "limit_charges": (lambda at: at.add("limit_charges", limit_name="gone", units=1),),
+    "limit_admissions": (
+        lambda at: at["limit_admissions"].clear(),
+        lambda at: at["limit_admissions"][0].update(drifts=1),
+    ),
     "instances": (
         lambda at: at.change("instances", {"instance_id": "r"}, event_count=1),
         lambda at: at.change("instances", {"instance_id": "r"}, generation=""),
         lambda at: at.change("instances", {"instance_id": "r"}, status="failed", error="{}"),
         lambda at: at.change("instances", {"instance_id": "r"}, status="running"),
         lambda at: at.change("instances", {"instance_id": "r"}, error="{}"),
+        lambda at: at.change("instances", {"instance_id": "r"}, next_start="{}"),
         lambda at: at.change("instances", {"instance_id": "w"}, status="completed"),
         lambda at: at.change("instances", {"instance_id": "w"}, status="pending"),
         lambda at: at.change("instances", {"instance_id": "w"}, claims=1),
@@ -226,6 +265,15 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.drop("instances_by_status", instance_id="a"),
         lambda at: at.copy("instances_by_status", {"instance_id": "a"}, instance_id="r"),
     ),
+    "instance_labels": (
+        lambda at: at.drop("instance_labels", instance_id="r"),
+        lambda at: at.copy("instance_labels", {"instance_id": "r"}, instance_id="gone"),
+        lambda at: at.copy("instance_labels", {"instance_id": "r"}, key="other"),
+        lambda at: at.change("instance_labels", {"instance_id": "r"}, value="silver"),
+        lambda at: at.change("instance_labels", {"instance_id": "r"}, phase="open"),
+        lambda at: at.change("instance_labels", {"instance_id": "r"}, created_at=0.0),
+        lambda at: at.change("instances", {"instance_id": "w"}, labels='{"tier":"gold"}'),
+    ),
     "suspensions": (
         lambda at: at.change("suspensions", {"instance_id": "u"}, resumed_at=1.0),
         lambda at: at.drop("suspensions", instance_id="u"),
@@ -243,6 +291,21 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "message_keys": (
         lambda at: at.copy("message_keys", {"key": "k"}, instance_id="gone"),
         lambda at: at.copy("message_keys", {"key": "k"}, key="other"),
+    ),
+    "condemned_blobs": (lambda at: at.add("condemned_blobs", digest="d", condemned_at=at.now),),
+    "trends": (
+        lambda at: at.trend(name="", completed=1),
+        lambda at: at.trend(name="x", started=1),
+    ),
+    "trend_rounds": (lambda at: at.add("trend_rounds").add("trend_rounds"),),
+    "failed_attempts": (lambda at: at.add("failed_attempts", instance_id="gone"),),
+    "orphan_blobs": (lambda at: at.add("orphan_blobs", digest="d", used_at="t", size=1, found_at=at.now),),
+    "exported_blobs": (lambda at: at.add("exported_blobs", digest="d", exported_at=at.now),),
+    "blob_rounds": (lambda at: at.add("blob_rounds", part=1, due_at=at.now).add("blob_rounds", part=1, due_at=at.now),),
+    "instance_values": (
+        lambda at: at.add("instance_values", instance_id="gone", key="k", value="1"),
+        lambda at: at.add("instance_values", instance_id="r", key="k", value="1"),
+        lambda at: at.change("instances", {"instance_id": "r"}, value_bytes=1),
     ),
     "orchestrator_queue": (
         lambda at: at.message(),
@@ -374,6 +437,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     ),
     "journal_parents": (lambda at: at.add("journal_parents", **at.of("c", parent_id=99)),),
     "timeline": (lambda at: at["timeline"].clear(),),
+    "database_identity": (lambda at: at["database_identity"].clear(),),
     "sweeps": (lambda at: at["sweeps"].clear(),),
     "quotas": (lambda at: at.quota().quota(),),
     "rounds": (lambda at: at.add("rounds", name="histories", place=None, removed=0, pause=-1.0, due_at=0.0),),

@@ -27,7 +27,7 @@ class SyncClient(affinity.sync.Client):
 async def _opened(env: Env) -> AsyncIterator[Client]:
     provider = await env._database.open(one_connection=True)
     try:
-        async with Client.from_provider(provider) as client:
+        async with Client.from_provider(await env._with_payloads(provider)) as client:
             yield client
     finally:
         await provider.aclose()

@@ -198,11 +198,13 @@ BEGIN
     EXECUTE (
         SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('migrations', 'timeline', 'granted_roles')
+          AND relname NOT IN ('migrations', 'timeline', 'database_identity', 'granted_roles')
           AND pg_relation_size(oid) > 0);
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');
+    INSERT INTO limit_admissions VALUES ('-infinity');
+    UPDATE database_identity SET encoded = false, offloaded = false, check_value = NULL;
     UPDATE timeline SET place = timeline_place();
     CREATE OR REPLACE FUNCTION clock() RETURNS timestamptz LANGUAGE sql VOLATILE PARALLEL SAFE
     AS 'SELECT clock_timestamp()';
@@ -223,7 +225,7 @@ BEGIN
     FOR name IN
         SELECT oid FROM pg_class
         WHERE relnamespace = current_schema::regnamespace AND relkind = 'r'
-          AND relname NOT IN ('migrations', 'timeline', 'granted_roles')
+          AND relname NOT IN ('migrations', 'timeline', 'database_identity', 'granted_roles')
           AND pg_relation_size(oid) > 0
     LOOP
         EXECUTE format('DELETE FROM %s', name);
@@ -231,6 +233,8 @@ BEGIN
     PERFORM setval(oid, seqstart, false) FROM pg_sequence JOIN pg_class ON oid = seqrelid
     WHERE relnamespace = current_schema::regnamespace;
     INSERT INTO sweeps VALUES ('-infinity');
+    INSERT INTO limit_admissions VALUES ('-infinity');
+    UPDATE database_identity SET encoded = false, offloaded = false, check_value = NULL;
     UPDATE timeline SET place = timeline_place();
 END $do$"""
 

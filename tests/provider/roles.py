@@ -43,12 +43,12 @@ END $do$"""
 CLIENT_VERBS: Final = frozenset({
     "get_instance",
     "get_replies", "list_instances", "read_history", "list_sessions",
-    "list_workers", "list_code", "desired_workers", "get_quotas", "read_origins",
-    "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances",
-    "sample_waiting_work", "notify_workers", "notify_changes",
+    "list_workers", "list_code", "desired_workers", "get_quotas", "read_identity", "read_origins",
+    "list_work_items", "list_executions", "list_tree", "measure_queues", "count_instances", "count_matching",
+    "count_statuses", "sample_waiting_work", "notify_workers", "notify_changes",
     "read_journal", "get_wakes", "get_waits", "list_journals", "get_pending",
     "get_lineage", "describe_journal", "list_requests",
-    "write_audit", "list_audit",
+    "write_audit", "list_audit", "read_trends", "sum_trends",
 })  # fmt: skip
 """The verbs that `affinity.Client` needs to read and describe. What it starts and sends must be what a client may say
 (`tests/provider/test_client_rights.py`), and the conformance suite sends opaque texts.

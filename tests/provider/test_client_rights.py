@@ -26,12 +26,15 @@ from affinity.conversation.events import EventTypes
 from affinity.conversation.journal import JournalCreation
 from affinity.conversation.kinds import WAKE_MESSAGE, start_of
 from affinity.conversation.store.postgres.lineage import creation_document
-from affinity.errors import InvalidId, OrchestrationCancelled
+from affinity.errors import AccessDenied, InvalidId, OrchestrationCancelled
+from affinity.flow.store.contract import START_ACTIVITY, START_EXECUTION, limits_of
 from affinity.limits import MAX_PAYLOAD_BYTES, MAX_UNREAD_EVENTS
 from affinity.orchestration import events as history
 from affinity.orchestration.wire import encode_message
 from affinity.provider import change_rights
+from affinity.provider.contract import WorkKey
 from tests.provider.roles import CLIENT, DEFINERS, READER, SCALER, WORKER, as_role
+from tests.support.limits import stage
 
 pytestmark = pytest.mark.anyio
 
@@ -68,6 +71,7 @@ def _sample(cls: type[Any]) -> Any:
         "RawJson": "1", "str": "support.conversation", "int": 2, "float": 1.0, "bool": True, "Lineage": (),
         "Hold": history.Hold("s", 1.0), "ParentRef": history.ParentRef("i", 1, 2, "g"), "ActivityFailureKind": "failed",
         "ChildFailureKind": "failed", "RetryPolicy": None, "Carried": (), "ErrorDetails": None,
+        "Labels": {"tenant": "acme"},
     }  # fmt: skip
     return cls(
         **{
@@ -77,6 +81,14 @@ def _sample(cls: type[Any]) -> Any:
         }
     )
 
+
+def _labelled(labels: str | None) -> str:
+    """The message of a start with these labels, as JSON."""
+    named = "" if labels is None else f',"labels":{labels}'
+    return f'{{"execution":0,"event":{{"type":"orchestration_started","name":"flow","version":"","input":1{named}}}}}'
+
+
+_MANY: Final = "{" + ",".join(f'"{n}":"x"' for n in range(33)) + "}"
 
 RAISED: Final = '{"execution":0,"event":{"type":"event_raised","name":"e","data":1}}'
 MESSAGES: Final[Mapping[str, str]] = {
@@ -96,6 +108,14 @@ MESSAGES: Final[Mapping[str, str]] = {
     ),
     "a start of another": encode_message(0, history.OrchestrationStarted("other", "", "1")),
     "a plain start": encode_message(0, history.OrchestrationStarted("flow", "", "1")),
+    "an event with headers": encode_message(0, history.EventRaised("e", "1", headers={"tenant": "ü" * 2_000})),
+    "headers that are none": RAISED[:-2] + ',"headers":["a"]}}',
+    "a header that is no text": RAISED[:-2] + ',"headers":{"a":1}}}',
+    "a header without a name": RAISED[:-2] + ',"headers":{"":"a"}}}',
+    "a header with a line": RAISED[:-2] + ',"headers":{"a":"b\\nc"}}}',
+    "headers that are large": RAISED[:-2] + f',"headers":{{"a":"{"x" * 4096}"}}}}}}',
+    "many headers": RAISED[:-2] + f',"headers":{json.dumps(dict.fromkeys(map(str, range(33)), ""))}}}}}',
+    "a start with headers": encode_message(0, history.OrchestrationStarted("flow", "", "1", headers={"a": "b"})),
     "no JSON": "{",
     "no object": "[]",
     "a lone surrogate": encode_message(0, history.EventRaised("e", '"\\ud800"')),
@@ -104,8 +124,8 @@ MESSAGES: Final[Mapping[str, str]] = {
     "too large": encode_message(0, history.EventRaised("e", '"' + "x" * 4_000_000 + '"')),
     "a mark as a name": encode_message(0, history.EventRaised("e", '{"$SEQ":1}')),
 }  # fmt: skip
-SAID: Final = frozenset({"EventRaised", "CancelRequested"})
-STARTS: Final = frozenset({"a plain start"})
+SAID: Final = frozenset({"EventRaised", "CancelRequested", "an event with headers"})
+STARTS: Final = frozenset({"a plain start", "a start with headers"})
 
 
 KINDS: Final = sorted(EventTypes().types)
@@ -189,6 +209,8 @@ def _entries() -> Said:
         "an answer of another kind": (*confirmation("r"), "e", True, "r", "agent.custom_tool_use", False, False),
         "another kind within": (one, _entry("agent.message"), *plain),
         "a trace": (one, _entry(one, _={"trace": "t"}), *plain),
+        "headers": (one, _entry(one, _={"trace": "t", "headers": {"a": "b"}}), *plain),
+        "headers of no text": (one, _entry(one, _={"headers": {"a": ["b"]}}), *plain),
         "a delegation": (one, _entry(one, _={"delegation": "d", "parent": "talk"}), *plain),
         "no object": (one, "7", *plain),
         "no JSON": (one, "{", *plain),
@@ -205,6 +227,7 @@ ENTERED: Final = frozenset(
         *[f"input {kind}" for kind in INPUTS - ANSWERS.keys() - {"user.interrupt"}],
         *[f"answer {kind}" for kind in ANSWERS],
         *("note conversation.status_changed", "an end", "an event of the application", "an interrupt", "a trace"),
+        "headers",
         "a dead letter",
     }
 )
@@ -224,6 +247,22 @@ def _schedule(**fields: object) -> str:
     return json.dumps([{**row, **fields}])
 
 
+GATES: Final = {
+    "no gate": None,
+    "a priority": "[5]",
+    "limits": '[0,["model","",1,1.0],["tenant","acme",2,3.5]]',
+    "no JSON": "[",
+    "an object": "{}",
+    "nothing": "[]",
+    "a priority below 0": "[-1]",
+    "a priority above all": "[1001]",
+    "half a priority": "[0.5]",
+    "a limit without a name": '[0,["","",1,1.0]]',
+    "a limit without units": '[0,["model","",null,1.0]]',
+    "a weight of nothing": '[0,["model","a",1,0]]',
+    "nine limits": json.dumps([0, *([["model", str(n), 1, 1.0] for n in range(9)])]),
+}
+
 FUNCTIONS: Final[Mapping[str, Sequence[Function]]] = {
     "client_send_messages": [
         Function(call, {name: (text,) for name, text in MESSAGES.items()}, SAID | {"a mark as a name"})  # of journals
@@ -234,6 +273,22 @@ FUNCTIONS: Final[Mapping[str, Sequence[Function]]] = {
     ],
     "client_create_instances": [
         Function(
+            "client_create_instances('{n}', '{g}', '{flow}', '{NULL}', ARRAY[%s], '{0}', '{NULL}',"
+            " _labels => ARRAY[%s]::text[])",
+            {
+                "labels": (_labelled('{"a":"b"}'), '{"a":"b"}'),
+                "without labels": (_labelled(None), None),
+                "other labels": (_labelled('{"a":"b"}'), '{"a":"c"}'),
+                "labels in the message only": (_labelled('{"a":"b"}'), None),
+                "labels in the row only": (_labelled(None), '{"a":"b"}'),
+                "a number": (_labelled('{"a":1}'), '{"a":1}'),
+                "an array": (_labelled("[]"), "[]"),
+                "an empty key": (_labelled('{"":"b"}'), '{"":"b"}'),
+                "too many": (_labelled(_MANY), _MANY),
+            },
+            frozenset({"labels", "without labels"}),
+        ),
+        Function(
             "client_create_instances('{n}', '{g}', '{flow}', '{NULL}', ARRAY[%s], '{0}', '{NULL}')",
             {name: (text,) for name, text in MESSAGES.items()},
             STARTS,
@@ -243,6 +298,29 @@ FUNCTIONS: Final[Mapping[str, Sequence[Function]]] = {
             {name: (text, PLAIN) for name, text in IDS.items()},
             frozenset({"an id"}),
         ),
+        Function(
+            "client_create_instances('{n}', '{g}', '{flow}', '{NULL}', ARRAY[%s], '{0}', '{NULL}', ARRAY[%s])",
+            {name: (PLAIN, text) for name, text in GATES.items()},
+            frozenset({"no gate", "a priority", "limits"}),
+        ),
+    ],
+    "admit_work": [Function("admit_work(%s)", {"a number": (5,)}, frozenset({"a number"}))],
+    "change_limits": [
+        Function(
+            "change_limits(%s::jsonb)",
+            {
+                "a bound": ('[{"limit": "model", "concurrency": 5}]',),
+                "a pause of a key": ('[{"limit": "model", "key": "acme", "paused": true, "by": "ann"}]',),
+                "a negative bound": ('[{"limit": "model", "concurrency": -1}]',),
+                "a rate without time": ('[{"limit": "model", "rate": [5, 0, null]}]',),
+                "a ramp that falls": ('[{"limit": "model", "paused": false, "ramp": -1}]',),
+                "a long key": (json.dumps([{"limit": "model", "key": "k" * 257, "paused": True}]),),
+            },
+            frozenset({"a bound", "a pause of a key"}),
+        )
+    ],
+    "keep_exported_blobs": [
+        Function("keep_exported_blobs(ARRAY[%s])", {"a digest": ("a" * 64,)}, frozenset({"a digest"}))
     ],
     "client_restart_instances": [
         Function(
@@ -504,6 +582,26 @@ async def test_other_roles_say_nothing(url: str) -> None:
             assert said == allowed, role
 
 
+async def test_a_client_changes_limits_and_a_reader_looks_at_them(url: str) -> None:
+    """With all that the command and the console show."""
+    async with Client(url) as owner:
+        await stage(owner._provider)
+    async with Client(as_role(url, CLIENT)) as client:
+        assert (await client.limits.set("model", concurrency=3)).waiting == 0
+        with client.acting_as("ann"):
+            await client.limits.pause("tenant", key="acme")
+            await client.limits.resume("tenant", key="acme")
+            await client.limits.reset("tenant")
+    async with Client(as_role(url, READER)) as reader:
+        assert [limit.name for limit in await reader.limits.list()] == ["model", "tenant"]
+        assert [key.key for key in await reader.limits.keys("tenant")] == ["acme", "tiny"]
+        (wait,) = await limits_of(reader._provider).get_limit_waits([WorkKey("t-2", START_EXECUTION, START_ACTIVITY)])
+        assert (wait.limit, wait.limit_key, wait.cause) == ("tenant", "tiny", "concurrency")
+        with pytest.raises(AccessDenied):
+            await reader.limits.pause("model")
+        assert (await reader.limits.get("model")).status == "open"
+
+
 async def test_the_table_has_each_function(url: str, admin: psycopg.Connection[Any]) -> None:
     """All that run with the owner's rights; a role other than a worker writes to no table without them."""
     assert {name for (name,) in admin.execute(DEFINERS, [CLIENT])} == FUNCTIONS.keys()
@@ -516,7 +614,10 @@ async def test_the_table_has_each_function(url: str, admin: psycopg.Connection[A
         )
         assert found.fetchall() == [], role
     of_worker = {name for (name,) in admin.execute(DEFINERS, [WORKER])}
-    assert of_worker == FUNCTIONS.keys() | {"establish_timeline", "remove_audit"}
+    of_limits = {
+        "charge_limits", "close_limits", "declare_limits", "pass_gates", "remove_unused_limit_keys", "return_slots"
+    }  # fmt: skip
+    assert of_worker == FUNCTIONS.keys() | of_limits | {"establish_timeline", "remove_audit"}
 
 
 async def test_the_bounds_of_the_schema_are_those_of_the_library() -> None:

@@ -17,19 +17,25 @@ import pytest
 from psycopg import sql
 
 from affinity.audit.store.contract import AuditProvider
+from affinity.blobs.store.contract import BlobProvider
 from affinity.conversation.store.contract import JournalProvider
+from affinity.flow.store.contract import LimitProvider
 from affinity.provider.contract import Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import attempts
 from affinity.provider.sqlite import SqliteProvider
 from affinity.schedules.store.contract import ScheduleProvider
+from affinity.trends.store.contract import TrendProvider
 from affinity_conformance.providers import (
     AuditConformance,
+    BlobConformance,
     ConversationConformance,
     Harness,
     KernelConformance,
+    LimitConformance,
     ProviderConformance,
     ScheduleConformance,
+    TrendConformance,
 )
 from affinity_conformance.providers.cluster import Cluster
 from affinity_conformance.providers.fault_fixtures import fault_verbs
@@ -61,7 +67,15 @@ class TestPostgres(ProviderConformance):
         await harness.aclose()
 
 
-PROTOCOLS: Final = (Provider, AuditProvider, JournalProvider, ScheduleProvider)
+PROTOCOLS: Final = (
+    Provider,
+    AuditProvider,
+    BlobProvider,
+    JournalProvider,
+    LimitProvider,
+    ScheduleProvider,
+    TrendProvider,
+)
 """The verbs of the kernel, and of the guests."""
 
 
@@ -87,9 +101,16 @@ def test_every_verb_meets_every_fault() -> None:
 
 def test_the_kernels_suite_calls_no_verb_of_a_guest() -> None:
     """A provider without conversations, schedules or the audit log passes it."""
-    guests = (ConversationConformance, ScheduleConformance, AuditConformance)
+    guests = (
+        ConversationConformance,
+        ScheduleConformance,
+        AuditConformance,
+        LimitConformance,
+        BlobConformance,
+        TrendConformance,
+    )
     verbs = {name for guest in guests for name in fault_verbs(guest)}
-    assert {"append_journal", "write_schedules", "write_audit"} <= verbs
+    assert {"append_journal", "write_schedules", "write_audit", "admit", "condemn_blobs", "count_trends"} <= verbs
     assert not verbs & fault_verbs(KernelConformance).keys()
     modules = {module for name, module in sys.modules.items() if re.match(KERNEL, name)}
     called = {node.attr for module in modules for node in ast.walk(parsed(module)) if isinstance(node, ast.Attribute)}
@@ -160,7 +181,7 @@ def _connect(database: str) -> psycopg.Connection[Any]:
 
 TABLES: Final = """
     SELECT tablename FROM pg_tables
-    WHERE schemaname = current_schema AND tablename NOT IN ('migrations', 'timeline')"""
+    WHERE schemaname = current_schema AND tablename NOT IN ('migrations', 'timeline', 'database_identity')"""
 ROWS: Final = sql.SQL("SELECT t::text FROM {} t")  # as text: Python has no -infinity
 OTHERS: Final[Mapping[str, LiteralString]] = {
     "sizes": """

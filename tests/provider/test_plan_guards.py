@@ -127,6 +127,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.measure_queues(10),
         lambda: peer.provider.sample_waiting_work(10),
         lambda: peer.provider.count_instances(10),
+        lambda: peer.provider.count_statuses(10),
         lambda: schedules_of(peer.provider).get_due_schedules(10),
     ]
 

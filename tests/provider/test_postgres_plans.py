@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from affinity.provider.contract import IdleSession, InstanceFilter, InstanceStatus, InstanceUpdate
+from affinity.provider.postgres import instances
 from affinity.session import SessionFilter, SessionState
 from affinity_conformance.providers.builders import fetch_options, work_item
 from tests.provider.postgres_plans import MANY, Crowd, check_plans, crowd_tables, each_crowd
@@ -274,6 +275,51 @@ async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
             assert await ask(name="none", most=100) == await ask(name="none", most=100, after=last) == []
             if crowd != "unknown":  # without statistics, it expects few of one status, and sorts them
                 assert await ask(name="none", most=100, status=["failed"]) == []
+
+
+@pytest.mark.slow
+@each_crowd
+async def test_a_page_by_labels_reads_what_it_needs(
+    postgres_migrated: str, admin: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, crowd: Crowd
+) -> None:
+    """Among thousands with either label: by one, by two that many have, by a rare one and a frequent one, and by two
+    that are far apart; a count reads no instance whose status its label tells.
+    """
+    monkeypatch.setattr(instances, "FEW_LABELLED", 20)
+    async with opened(postgres_migrated) as provider:
+        await registered(provider)
+        admin.execute(
+            "INSERT INTO instances (instance_id, generation, name, status, created_at, updated_at, labels)"
+            " SELECT 'i' || i, '1', 'flow', CASE WHEN i % 3 = 0 THEN 'failed' ELSE 'completed' END,"
+            " clock() - i * '1 s'::interval, clock(), jsonb_strip_nulls(jsonb_build_object('tenant', 'acme', 'half',"
+            " CASE WHEN i % 2 = 0 THEN 'a' END, 'third', CASE WHEN (i / 4) % 3 = 0 THEN 'a' END, 'few',"
+            " CASE WHEN i % 2000 = 0 THEN 'a' END, 'last', CASE WHEN i > 7000 THEN 'a' END, 'first',"
+            " CASE WHEN i <= 7000 THEN 'a' END)) FROM generate_series(1, 8000) i"
+        )
+        if crowd != "unknown":
+            admin.execute("VACUUM ANALYZE")
+        if crowd == "lopsided":
+            admin.execute("UPDATE instances SET labels = '{\"tenant\": \"acme\"}' WHERE instance_id LIKE 'i1%'")
+        async with check_plans(postgres_migrated, monkeypatch) as (watched, check):
+            pages: list[tuple[dict[str, str], list[InstanceStatus], int]] = [
+                ({"tenant": "acme"}, [], 10),
+                ({"tenant": "acme", "half": "a"}, [], 10),
+                ({"half": "a", "third": "a"}, ["completed"], 10),
+                ({"tenant": "acme", "few": "a"}, ["failed", "completed"], 4),
+                ({"last": "a", "tenant": "acme"}, [], 10),
+                ({"first": "a", "tenant": "acme", "third": "a"}, ["failed"], 10),
+            ]
+            for labels, status, number in pages:
+                for oldest_first in (False, True):
+                    where = InstanceFilter(labels=labels, status=status, oldest_first=oldest_first)
+                    found = await check(partial(watched.list_instances, where, 10))
+                    assert len(found) == number, where
+                    bound = replace(where, name="flow", most=20)
+                    assert len(await check(partial(watched.list_instances, bound, 10))) == number
+                last = (found[-1].created_at, found[-1].instance_id)
+                assert await check(partial(watched.list_instances, replace(where, after=last, oldest_first=False), 10))
+                counted = await check(partial(watched.count_matching, replace(where, oldest_first=False), 20))
+                assert sum(counted.counts.values()) >= number
 
 
 async def test_turns_and_ends_of_instances_are_heap_only(

@@ -32,6 +32,7 @@ from affinity import (
     Worker,
     migrate,
 )
+from affinity.blobs.store.contract import PayloadChange, StoredPayload, blobs_of
 from affinity.cli import main
 from affinity.client import requests
 from affinity.console import create
@@ -145,6 +146,9 @@ REFUSED: Final[dict[str, Callable[[Provider], Awaitable[object]]]] = {
     "save": lambda p: p.states.save(state("s")),
     "delete": lambda p: p.states.delete(["s"]),
     "get_load": lambda p: p.get_load(ME, held=1),
+    "replace_payloads": lambda p: blobs_of(p).replace_payloads(
+        [PayloadChange(StoredPayload("suspensions.message", '["i"]', "a"), "b")]
+    ),
     "suspend_rebalancing": lambda p: p.suspend_rebalancing(suspended=True),
     "set_quotas": lambda p: p.set_quotas(Quotas(instances=1)),
 }  # fmt: skip
@@ -278,12 +282,14 @@ WHERE pronamespace = 'affinity'::regnamespace AND (prosecdef OR proconfig::text 
 
 
 async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.Connection[Any]) -> None:
-    """A client has ten, the documents name them, and no function looks for a name in the caller's temporary tables
+    """A client has thirteen, the documents name them, and no function looks for a name in the caller's temporary tables
     first: triggers run within them with the owner's rights.
     """
     assert url
     allowed = {name for (name,) in admin.execute(DEFINERS, [CLIENT])}
     assert allowed == {
+        "admit_work",
+        "change_limits",
         "client_append_input",
         "client_append_journals",
         "client_create_instances",
@@ -292,6 +298,7 @@ async def test_functions_with_the_rights_of_the_owner(url: str, admin: psycopg.C
         "client_send_messages",
         "client_write_schedules",
         "describe_journal",
+        "keep_exported_blobs",
         "read_timeline",
         "write_audit",
     }

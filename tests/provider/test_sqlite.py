@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import Any, LiteralString
@@ -241,6 +241,7 @@ RARE = {
     "untried",
     "is_behind",
     "count_suspended",
+    "count_statuses",
     "with_requests",
     "abandoned",
     "over",
@@ -252,22 +253,54 @@ retention by age or by small bounds, all journals; at a sweep, all waits of acti
 whose workers have died since the sweep before.
 """
 
-IN_PARTS = {"list_states", "instances", "unlocked", "known", "columns", "is_waiting"}
-"""Statements that are never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of the first two;
-the others are conditions or columns, which statements include.
+IN_PARTS = {
+    "list_states",
+    "instances",
+    "labelled",
+    "of_page",
+    "conditions",
+    "unlocked",
+    "known",
+    "columns",
+    "is_waiting",
+    "at_label",
+    "first",
+    "first_labelled",
+    "measure_label",
+}
+"""Statements that never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of listings.
+The others are conditions or columns, which statements include.
 """
 
 LISTINGS = [
-    {"instance_id"},
-    *({"page", *one} for one in ([], ["one_status"], ["parent_id"], ["session_id", "name"], ["name", "most"])),
-    {"page", "one_status", "name", "most_of_status"},
+    ("instances", {"shown", "instance_id"}),
+    *(
+        ("instances", {form, "whole", order, *parts})
+        for form in ("shown", "counted")
+        for order in ("newest", "oldest")
+        for parts in ([], ["one_status"], ["parent_id"], ["session_id", "name"], ["name", "until"])
+    ),
+    ("instances", {"shown", "newest", "one_status", "name", "until"}),
+    *(
+        ("labelled", {form, "whole", order, *parts})
+        for form in ("shown", "counted")
+        for order in ("newest", "oldest")
+        for parts in ([], ["created_since", "created_before", "name"], ["several", "status", "until"])
+    ),
+    *(
+        (name, {order, *parts})
+        for name in ("first", "first_labelled", "measure_label")
+        for order in ("newest", "oldest")
+        for parts in ([], ["created_since", "created_before", "several"])
+    ),
 ]
 """Parts of the listing of instances."""
 
 HARMLESS = re.compile(
-    r"SCAN (json_each|j|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
+    r"SCAN (json_each|j|g|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r"
-    r"|planned|able|n|a|has|me|newest|named|oldest|few|found|listed)( |$)"
+    r"|planned|able|n|a|h|has|me|newest|named|oldest|few|found|listed|first|last"
+    r"|database_identity)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, of tables with one row, and of the first
 rows of a table."""
@@ -290,10 +323,8 @@ def statements() -> list[Any]:
         for part in ("all", "some", "below")
     ]
     return [*whole, *inbox] + [
-        pytest.param(
-            with_parts(instances.SQL["instances"], frozenset(parts)), id=f"instances:{'+'.join(sorted(parts))}"
-        )
-        for parts in LISTINGS
+        pytest.param(with_parts(instances.SQL[name], frozenset(parts)), id=f"{name}:{'+'.join(sorted(parts))}")
+        for name, parts in LISTINGS
     ]
 
 
@@ -310,6 +341,28 @@ def test_no_statement_scans_a_table(empty: sqlite3.Connection, sql: LiteralStrin
     arguments: Any = Anything() if ":" in sql else [None] * sql.count("?")
     plan = [row[3] for row in empty.execute(f"EXPLAIN QUERY PLAN {sql}", arguments)]
     assert [step for step in plan if step.startswith("SCAN") and not HARMLESS.match(step)] == []
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+@pytest.mark.parametrize("more", [(), ("until",), ("several", "status", "name"), ("several", "until")])
+def test_a_page_by_labels_goes_along_the_index(empty: sqlite3.Connection, order: str, more: Sequence[str]) -> None:
+    """It sorts nothing, begins at the cursor, and looks for other labels at the same place."""
+    sql = with_parts(instances.SQL["labelled"], frozenset({"shown", "whole", order, *more}))
+    plan = [row[3] for row in empty.execute(f"EXPLAIN QUERY PLAN {sql}", Anything())]
+    assert not [step for step in plan if "TEMP B-TREE" in step]
+    (walk,) = (step for step in plan if " l " in step)
+    assert "phase=? AND (created_at,instance_id)" in walk
+    looks = [step for step in plan if " o " in step]
+    assert all("key=? AND value=? AND phase=? AND created_at=? AND instance_id=?" in step for step in looks)
+    assert len(looks) == ("several" in more)
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+@pytest.mark.parametrize("more", [(), ("several",), ("prefix", "until")])
+def test_a_count_by_labels_reads_no_instance(empty: sqlite3.Connection, order: str, more: Sequence[str]) -> None:
+    sql = with_parts(instances.SQL["labelled"], frozenset({"counted", "slim", order, *more}))
+    plan = [row[3] for row in empty.execute(f"EXPLAIN QUERY PLAN {sql}", Anything())]
+    assert not [step for step in plan if " i " in step or " s " in step]
 
 
 async def test_a_file_that_is_set_back_twice_to_one_moment_issues_no_id_again(path: Path) -> None:

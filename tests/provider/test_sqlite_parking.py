@@ -35,7 +35,8 @@ CROWD: Final = (
     " SELECT j.journal_id, j.last_seq + i, 'agent.message', 0, 0, '1'"
     " FROM journals AS j, numbers WHERE j.session_id = 's'",
     "UPDATE journals SET last_seq = last_seq + (SELECT count(*) FROM numbers) WHERE session_id = 's'",
-    "INSERT INTO parked_items SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
+    "INSERT INTO parked_items (instance_id, execution_id, activity_id, name, session_id, payload)"
+    " SELECT 'z' || i, 1, 1, 'work', 'z' || i, '' FROM numbers",
 )
 
 

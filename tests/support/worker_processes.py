@@ -52,6 +52,7 @@ class WorkerProcess:
         *,
         root: Path = ROOT,  # where its code of affinity is
         anew: bool = False,  # in an interpreter of its own, for what only a new program reads
+        flags: Sequence[str] = (),  # of its command
         **options: Any,
     ) -> None:
         values = FAST | {"worker_node_id": name} | options
@@ -63,7 +64,7 @@ class WorkerProcess:
         self.log: list[str] = []
         self._changed = threading.Condition()
         reader, writer = FORKS.Pipe(duplex=False)
-        arguments = ["--url", url, "worker", app]
+        arguments = ["--url", url, "worker", app, *flags]
         self._process = FORKS.Process(target=_run, args=(arguments, environment, root, anew, writer))
         self._process.start()
         writer.close()

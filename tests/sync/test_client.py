@@ -25,6 +25,7 @@ from affinity.errors import (
     OrchestrationFailed,
     SessionError,
     UnknownInstance,
+    UnknownLimit,
     WaitTimeout,
     WrongEventLoop,
 )
@@ -101,6 +102,14 @@ def test_a_schedule(client: sync.Client) -> None:
     assert schedules.create("hourly", greet, every=timedelta(hours=1), input="Ada").name == "hourly"
     assert client.wait(schedules.trigger("hourly"), timeout=30) == "HELLO ADA"
     assert [each.name for each in schedules.list()] == ["hourly"]
+
+
+def test_limits(client: sync.Client) -> None:
+    assert client.limits.list() == []
+    with pytest.raises(UnknownLimit, match="there are none"):
+        client.limits.pause("model")
+    with pytest.raises(UnknownLimit, match="there are none"):
+        list(client.limits.keys("model"))
 
 
 def test_errors_are_the_same(client: sync.Client) -> None:

@@ -50,7 +50,8 @@ def test_what_the_calls_return_has_no_async_methods() -> None:
     values = {name: getattr(importlib.import_module(module), name) for module, name in names}
     assert {"Instance", "Reply"} < set(values)
     found = {name: [each for each in public(value) if is_async(value, each)] for name, value in values.items()}
-    assert {name: methods for name, methods in found.items() if methods} == {}
+    taken = {"PayloadCodec"}  # what an application gives
+    assert {name: methods for name, methods in found.items() if methods and name not in taken} == {}
 
 
 def is_async(value: object, name: str) -> bool:

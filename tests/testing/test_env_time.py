@@ -243,6 +243,17 @@ talking = affinity.App("talking")
 talking.include(talks)
 
 
+async def test_a_start_that_waits_for_an_end_begins_by_itself(env: Env) -> None:
+    """Also when the instance ends at a time at which the workers have swept: the clock moves to their next sweep."""
+    run = await env.client.start(keeps, "s", instance_id="i")
+    await env.client.start(keeps, "t", instance_id="i", if_running="queue_one")
+    await env.run_until_idle()
+    await run.raise_event("go")
+    await env.run_until_idle()
+    assert [each.status for each in await run.executions()] == ["running", "completed"]
+    assert env.now() - env.started < timedelta(seconds=3)
+
+
 async def test_a_revisit_is_due_on_its_day_although_time_passed_while_a_wake_ran() -> None:
     async with Env(talking) as env, anyio.create_task_group() as tasks:
         talk = env.client.conversation(talks, "c")

@@ -253,6 +253,30 @@ app.orchestration(version=2)  # error
 affinity.agent.tool("refund")  # error
 affinity.agent.tool(len)  # unseen
 app.include(measure)  # error
+model = affinity.Limit("model", concurrency=20, rate=affinity.Rate(600, per=60))
+tenant = affinity.Limit("tenant", concurrency=5, keyed=True, aging=600)
+affinity.Limit("model", 20)  # error
+affinity.Limit("model", rate=600)  # error
+affinity.Rate(600)  # error
+tenant.key(5)  # error
+affinity.App("limited", limits=[model, tenant])
+affinity.App("limited", limits=[tenant.key("acme")])  # error
+assert_type(affinity.RetryAfter(5, limit=tenant.key("acme")).seconds, float)
+affinity.RetryAfter("5")  # error
+affinity.RetryAfter(5, limit="model")  # error
+
+
+@app.activity(retry=affinity.RetryPolicy(), timeout=timedelta(minutes=1), limits=[model, tenant.key("acme")], tag="gpu")
+async def spend(ctx: affinity.ActivityContext, name: str) -> int:
+    await ctx.consume(model, 5)
+    await ctx.consume(tenant.key("acme"), 5)
+    await ctx.consume("tenant", 5)  # error
+    await ctx.consume(model, 0.5)  # error
+    return 5
+
+
+app.activity(limits=["model"])  # error
+app.activity(limit=[model])  # error
 
 
 # --- in an orchestration
@@ -312,6 +336,10 @@ async def waits(ctx: affinity.OrchestrationContext[Chat], chat: Chat) -> None:
     ctx.schedule_activity(measure, "x", retry=affinity.RetryPolicy(3))  # error
     measured.on_session("s", wait="5")  # error
     measured.onsession("s")  # error
+    assert_type(await measured.limited(model, tenant.key("acme", weight=3)).with_priority(5), int)
+    measured.limited("model")  # error
+    measured.limited([model])  # error
+    measured.with_priority("high")  # error
     (await ctx.utc_now()).upper()  # error
     ctx.new_guid().upper()  # error
     ctx.schedule_wait("n", int, hold_for="1")  # error
@@ -508,6 +536,15 @@ async def schedules(client: affinity.Client) -> None:
     await client.schedules.create("l", count, input=5, every=5)  # error
     await client.schedules.update("m", input=5)  # error
     await client.schedules.update("n", zone="Europe/Berlin")
+
+
+async def limits(client: affinity.Client) -> None:
+    await client.limits.set("model", concurrency=5, rate=affinity.Rate(600, per=60))
+    await client.limits.set("model", key="acme", concurrency=None)
+    await client.limits.set("model", concurency=5)  # error
+    await client.limits.set("model", rate=600)  # error
+    await client.limits.resume("model", ramp="10/s")  # error
+    print((await client.limits.get("model")).status == "stopped")  # unseen
 
 
 async def tests() -> None:

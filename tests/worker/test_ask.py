@@ -88,7 +88,7 @@ async def test_many_ask_at_the_same_time(worker: Worker, client: Client) -> None
 
 
 async def test_an_instance_is_started_if_there_is_none(worker: Worker, client: Client) -> None:
-    starts: list[Any] = [(oracle, 7), Start("oracle", 7, session_id="s"), Start(oracle, 7, "i2")]
+    starts: list[Any] = [(oracle, 7), Start("oracle", 7, for_session="s"), Start(oracle, 7, "i2")]
     for n, start in enumerate(starts):
         answer = await client.ask(f"i{n}", question("a"), start=start, idempotency_key="k", timeout=20)
         assert answer == Answer(text="A", number=8)

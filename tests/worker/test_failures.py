@@ -127,7 +127,7 @@ async def test_a_replay_logs_nothing_again(sqlite_url: str, caplog: pytest.LogCa
     """The worker replays the instance before its last turn; and, opened again, another worker replays it."""
     async with Client(sqlite_url) as client:
         async with Worker(app, sqlite_url, OPTIONS) as worker:
-            run = await client.start(survivor, instance_id="i", session_id="of-the-instance")
+            run = await client.start(survivor, instance_id="i", for_session="of-the-instance")
             with anyio.fail_after(30):
                 while "activity_failed" not in [event.type for event in await client.history("i")]:
                     await anyio.sleep(0.01)

@@ -232,7 +232,16 @@ async def test_two_writes_of_a_journal_are_refused_and_settled() -> None:
 
 
 def step(*events: tuple[int, Event]) -> Step:
-    return Step(events=[*events], custom_status=None, outcome=None, consumed=1, holds={}, ended_holds=[], unread=None)
+    return Step(
+        events=[*events],
+        custom_status=None,
+        outcome=None,
+        consumed=1,
+        holds={},
+        ended_holds=[],
+        headers={},
+        unread=None,
+    )
 
 
 async def test_entries_of_a_result_that_no_code_waits_for_are_not_written() -> None:

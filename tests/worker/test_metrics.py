@@ -22,6 +22,7 @@ from affinity.conversation import UserMessage
 from affinity.errors import ConnectionLost, OrchestrationFailed, UnknownActivity, WakeFailed, WorkerStalled
 from affinity.provider.contract import InstanceCounts, QueueStatistics
 from affinity.worker import metrics
+from affinity.worker.measures import Measure
 from tests.conversation.application import Chat, stage
 from tests.support.apps import app
 from tests.support.waiting import until
@@ -151,25 +152,48 @@ async def test_what_there_is_in_the_database_is_published(kept_url: str, monkeyp
     }
 
 
+QUEUES = QueueStatistics(
+    work_items={},
+    messages={},
+    oldest_work_item=None,
+    oldest_message=None,
+    suspended=7,
+    waiting_sessions=3,
+    oldest_waiting_session=None,
+    late={},
+)
+
+
+def test_guests_measure_with_a_label_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gauges and counters; a name that is gone is exported no more."""
+    monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
+    measured = {"limit_waiting": {"model": 3.0, "tenant": 0.0}, "limit_admissions": {"model": 17.0}}
+    collected = metrics.Metrics("w", App())
+    wanted = [Measure("limit_waiting", "Waits", "limit"), Measure("limit_admissions", "Has", "limit", grows=True)]
+    collected.work(lambda after: (QUEUES, InstanceCounts(counts={}, after=None), measured), {}, wanted)
+
+    def scraped() -> dict[tuple[str, str], float]:
+        found = [sample for family in collected.registry.collect() for sample in family.samples]
+        return {(one.name, one.labels["limit"]): one.value for one in found if "limit" in one.labels}
+
+    assert scraped() == {
+        ("affinity_limit_waiting", "model"): 3.0,
+        ("affinity_limit_waiting", "tenant"): 0.0,
+        ("affinity_limit_admissions_total", "model"): 17.0,
+    }
+    measured.clear()
+    assert scraped() == {}
+
+
 def test_instances_are_counted_a_page_at_a_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are of the last time that all were counted; only suspended instances are always counted now."""
     monkeypatch.setattr(metrics, "WORK_SECONDS", -1.0)
-    queues = QueueStatistics(
-        work_items={},
-        messages={},
-        oldest_work_item=None,
-        oldest_message=None,
-        suspended=7,
-        waiting_sessions=3,
-        oldest_waiting_session=None,
-        late={},
-    )
     pages = {
         None: InstanceCounts(counts={"completed": 2}, after="b"),
         "b": InstanceCounts(counts={"completed": 1, "running": 1, "suspended": 1}, after=None),
     }
     collected = metrics.Metrics("w", App())
-    collected.work(lambda after: (queues, pages[after]), {})
+    collected.work(lambda after: (QUEUES, pages[after], {}), {})
 
     def scraped() -> dict[str, float]:
         samples = [one for family in collected.registry.collect() for one in family.samples]

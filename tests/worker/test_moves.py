@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import anyio
 import pytest
 from pydantic import BaseModel
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
+from affinity import ActivityContext, App, Client, OrchestrationContext, Resource, RuntimeOptions, Sessions, Worker
 from affinity.provider.contract import SessionMove
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import FAST, Workers
@@ -132,6 +133,68 @@ async def test_hydrates_and_moves_are_reported_once_and_not_by_turns(kept_url: s
                 assert _metric(worker, "activity_queue_seconds_count", activity="write") == 30
                 assert _metric(worker, "activity_queue_seconds_bucket", activity="write", le="+Inf") == 30
     assert sizes[1] > sizes[0]
+
+
+class Count(BaseModel):
+    """A number."""
+
+    number: int = 0
+
+
+async def test_the_loads_of_resources_are_in_the_move_of_their_session(kept_url: str) -> None:
+    """A resource that several sessions share delays each that waits for it; what a session has already is loaded once,
+    and another start of the worker loads all of it again. A resource without a name has that of its function.
+    """
+
+    async def load(key: str) -> str:
+        await anyio.sleep(0.3)
+        return key
+
+    notes = Sessions(Count, kind="notes")
+    model = Resource(open=load, key=lambda session_id: "shared", name="model")
+    own = Resource(open=load)
+    app = App("loads")
+    app.include(notes)
+
+    @app.activity
+    async def use(ctx: ActivityContext) -> int:
+        opening = notes.open(ctx)
+        async with opening as state:
+            await opening.resource(model)
+            await opening.resource(own)
+            state.number += 1
+            return state.number
+
+    @app.orchestration
+    async def twice(ctx: OrchestrationContext, session: str) -> int:
+        await ctx.schedule_activity(use).on_session(session)
+        return await ctx.schedule_activity(use).on_session(session)
+
+    async with Client(kept_url) as client:
+        for start in (1, 2):
+            async with Worker(app, kept_url, RuntimeOptions.make(**FAST, worker_node_id="w")) as worker:
+                for session in ("s", "t"):
+                    assert await (await client.start(twice, session)).wait(60) == 2 * start
+                moves: Sequence[SessionMove] = []
+                with anyio.fail_after(30):
+                    while len(moves) < 2 or any(len(move.resource_seconds) < 2 for move in moves):
+                        moves = (await client.session_moves())[-2:]
+                        await anyio.sleep(0.05)
+                by_session = {move.session_id: move.resource_seconds for move in moves}
+                assert {name: sorted(loads) for name, loads in by_session.items()} == {
+                    "s": ["load", "model"],
+                    "t": ["load", "model"],
+                }
+                assert all(loads["load"] >= 0.3 for loads in by_session.values())
+                assert by_session["s"]["model"] >= 0.3
+                assert by_session["t"]["model"] < 0.3  # it was open
+                assert _metric(worker, "session_resource_seconds_count", resource="model") == 2
+                seconds = _metric(worker, "session_resource_seconds_sum", resource="load")
+                assert seconds is not None
+                assert seconds >= 0.6
+    async with Client(kept_url) as client:
+        (last,) = [one for one in (await client.session_life("s")).holdings if one.reason != "new"]
+        assert last.resource_seconds == by_session["s"]
 
 
 async def test_a_watcher_learns_where_and_why(kept_url: str) -> None:

@@ -77,7 +77,7 @@ async def test_an_id_that_has_ended_starts_again(client: Client, how: str, statu
     assert (await client.start(job, "x", instance_id="nightly")).outcome == "ended"
     with pytest.raises(InstanceFinished, match="if_ended"):
         await client.start(job, "x", instance_id="nightly", if_ended="fail")
-    run = await client.start(job, "again", instance_id="nightly", session_id="s", if_ended="restart")
+    run = await client.start(job, "again", instance_id="nightly", for_session="s", if_ended="restart")
     assert (run.outcome, await run.wait(30)) == ("restarted", "again")
     assert [(one.execution_id, one.status) for one in await run.executions()] == [(2, "completed"), (1, status)]
     assert await client.history("nightly", execution_id=1) == before

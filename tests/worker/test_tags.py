@@ -61,6 +61,15 @@ async def test_two_processes_one_with_a_tag(workers: Workers, client: Client) ->
     assert rows == {"gpu": (["gpu"], True), "cpu": ([], False)}
 
 
+async def test_a_worker_for_any_tag_takes_all_work(kept_url: str, client: Client) -> None:
+    """Also of sessions with a tag, and of a worker that has left."""
+    async with working(kept_url, every={"tags": "any"}):
+        found = await client.wait((await client.start("tour", 2)).instance_id, timeout=60)
+        assert {worker for several in found.values() for worker in several} == {"every"}
+    with pytest.raises(ValueError, match="stands alone"):
+        RuntimeOptions.make(tags="any,gpu")
+
+
 async def test_a_worker_with_a_tag_takes_untagged_work_too(kept_url: str, client: Client) -> None:
     """Unless it is to take nothing else."""
     async with working(kept_url, gpu={"tags": ("gpu",)}):

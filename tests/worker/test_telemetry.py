@@ -166,11 +166,11 @@ async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
 ) -> None:
     """Orchestrations, theirs, and activities that are on no session of their own; and of nothing else."""
     async with Worker(app, sqlite_url, OPTIONS), Client(sqlite_url) as client:
-        run = await client.start(speaker, 1, instance_id="with", session_id="a")
+        run = await client.start(speaker, 1, instance_id="with", for_session="a")
         without = await client.start(speaker, 0, instance_id="without")
         assert await client.wait(run.instance_id, timeout=30) == ["a", "a", "a", "other", "a", "a", "a", "other"]
         assert await client.wait(without.instance_id, timeout=30) == [None, None, None, "other"]
-        continued = await client.start(twice, 2, session_id="b")
+        continued = await client.start(twice, 2, for_session="b")
         assert await client.wait(continued.instance_id, timeout=30) == "b"
         listed = {each.instance_id: each.session_id async for each in client.list_instances(session_id="a")}
         assert len(listed) == 2
@@ -187,7 +187,7 @@ async def test_the_session_of_a_start_is_that_of_its_whole_tree_of_calls(
 async def test_the_session_of_a_start_outlives_a_reset(kept_url: str) -> None:
     """For the activity that is queued again, and for the orchestration that goes on."""
     async with Worker(app, kept_url, OPTIONS), Client(kept_url) as client:
-        run = await client.start(once, ("speak", None), session_id="a")
+        run = await client.start(once, ("speak", None), for_session="a")
         assert await client.wait(run.instance_id, timeout=30) == "a"
         assert await client.reset(run.instance_id, to_event=2) == 2
         assert await client.wait(run.instance_id, timeout=30) == "a"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from affinity.cli.output import clock, printable, seconds, table
+from affinity.cli.output import clock, printable, resource_times, seconds, table
 from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
 from affinity.client import SessionHolding, SessionLife
 from affinity.limits import MAX_PAGE
 
-_COLUMNS = ("SINCE", "WORKER", "EPOCH", "HELD FOR", "REASON", "GAP MS", "QUEUED", "HYDRATE MS", "BYTES")
+_COLUMNS = ("SINCE", "WORKER", "EPOCH", "HELD FOR", "REASON", "GAP MS", "QUEUED", "HYDRATE MS", "BYTES", "RESOURCES")
 
 
 @command(short_help="Show the life of a session: holders, reasons, gaps.")
@@ -20,7 +20,7 @@ _COLUMNS = ("SINCE", "WORKER", "EPOCH", "HELD FOR", "REASON", "GAP MS", "QUEUED"
 def life(shell: Shell, session_id: str, *, limit: int) -> None:
     """Show who holds the session ID, in one sentence, and the workers that have held it: a row for each, with its
     epoch, why the session came to it, how long no worker had it before, the work that was queued, and what loading its
-    state has cost.
+    state and its resources has cost.
 
     ID is the whole id. Moves are kept for session_move_retention. The meaning of each reason is in
     docs/run/placement.md.
@@ -43,7 +43,8 @@ def _print(found: SessionLife) -> None:
 def _row(holding: SessionHolding) -> tuple[object, ...]:
     held = None if holding.until is None else seconds((holding.until - holding.since).total_seconds())
     about = (clock(holding.since), holding.worker_id, holding.epoch, held, holding.reason)
-    return *about, _ms(holding.gap_seconds), holding.queued, _ms(holding.hydrate_seconds), holding.hydrate_bytes
+    loaded = _ms(holding.hydrate_seconds), holding.hydrate_bytes, resource_times(holding.resource_seconds)
+    return *about, _ms(holding.gap_seconds), holding.queued, *loaded
 
 
 def _ms(value: float | None) -> str | None:

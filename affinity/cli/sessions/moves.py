@@ -7,13 +7,13 @@ from typing import Any, get_args
 
 import click
 
-from affinity.cli.output import clock, compact, printable, table
+from affinity.cli.output import clock, compact, printable, resource_times, table
 from affinity.cli.shell import DEFAULT_PAGE, Shell, command, with_client
 from affinity.composed.client import Client
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import MoveReason, SessionMove
 
-_COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRATE", "BYTES")
+_COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRATE", "BYTES", "RESOURCES")
 
 
 @command(short_help="Show when and why sessions moved.")
@@ -28,7 +28,7 @@ _COLUMNS = ("TIME", "SESSION", "FROM", "TO", "REASON", "EPOCH", "QUEUED", "HYDRA
 @click.option("--follow", is_flag=True, help="Then print further moves as they happen, until Ctrl-C.")
 def moves(shell: Shell, *, limit: int, after: int | None, before: int | None, follow: bool, **where: Any) -> None:
     """Show the last moves of all sessions, or of the session ID: when, from which worker to which and why, how much
-    work was queued, and what the hydrate has cost.
+    work was queued, what the hydrate has cost, and how long each resource took to load.
 
     ID is the whole id. What each reason means: docs/run/placement.md. Workers remove moves that are older than their
     session_move_retention. With --follow and --json each line is one JSON document.
@@ -64,7 +64,8 @@ def moves(shell: Shell, *, limit: int, after: int | None, before: int | None, fo
 def _row(move: SessionMove) -> tuple[object, ...]:
     hydrate = None if move.hydrate_seconds is None else f"{move.hydrate_seconds * 1000:.1f} ms"
     at = (move.moved_at, move.session_id, move.from_worker, move.to_worker)
-    return *at, move.reason, move.epoch, move.queued, hydrate, move.hydrate_bytes
+    loads = resource_times(move.resource_seconds)
+    return *at, move.reason, move.epoch, move.queued, hydrate, move.hydrate_bytes, loads
 
 
 def _print(shell: Shell, found: Sequence[SessionMove]) -> None:

@@ -1,10 +1,13 @@
 """What each page reads. A page is a function of the client, the query of the URL, and the values that it shows."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 
+from affinity.composed.client import Client
 from affinity.console.pages import instances, overview, sessions, workers
-from affinity.console.pages.base import Page
+from affinity.console.pages.base import Page, Waiting
+from affinity.errors import InvalidOptions
 from affinity.guests import modules
 
 _PAGES = {
@@ -16,7 +19,7 @@ _PAGES = {
         Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
         Page("/records", "Records", "records.html", sessions.records),
         Page("/session", "Session", "session.html", sessions.session),
-        Page("/instances", "Instances", "instances.html", instances.instances),
+        Page("/instances", "Instances", "instances.html", instances.instances, waiting=instances.suspended),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/reset", "Reset", "reset.html", instances.reset),
     )
@@ -39,4 +42,14 @@ def menu() -> Sequence[tuple[str, str]]:
     return [(path, pages()[path].title) for path in (*_FIRST, *paths)]
 
 
-__all__ = ["Page", "menu", "pages"]
+async def waiting(client: Client) -> Mapping[str, Waiting]:
+    """What waits for a person on the pages of the menu, by path; nothing of a page on which nothing waits."""
+    found = {}
+    for path, _ in menu():
+        if (count := pages()[path].waiting) is not None:
+            with suppress(InvalidOptions):  # the provider of this database has no verbs of this guest
+                found[path] = await count(client)
+    return {path: each for path, each in found.items() if each.number}
+
+
+__all__ = ["Page", "menu", "pages", "waiting"]

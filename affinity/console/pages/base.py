@@ -49,6 +49,38 @@ class Live(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a person on a page: the number in the menu."""
+
+    number: int
+    title: str  # a sentence
+    most: int  # where the count stops
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the count has stopped."""
+        return self.number >= self.most
+
+    @property
+    def text(self) -> str:
+        """The number, with a plus sign where the count has stopped."""
+        return f"{self.number}+" if self.is_cut else str(self.number)
+
+
+CountWaiting: TypeAlias = Callable[[Client], Awaitable[Waiting]]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What the overview shows of a guest."""
+
+    load: Callable[[Client], Awaitable[Mapping[str, Any] | None]]
+    """None: there is nothing to show."""
+    template: str
+    """Of the guest; ``card`` in it is what ``load`` has returned."""
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of the console."""
 
@@ -59,6 +91,8 @@ class Page:
     is_in_menu: bool = False  # of a guest's page
     is_last: bool = False  # in the menu, behind other guests
     live: Callable[[Callable[[], Payloads]], Live] | None = None  # is given how to show values
+    card: Card | None = None
+    waiting: CountWaiting | None = None  # of a page in the menu; bounded, since each page shows it
 
 
 def required(query: Query, name: str) -> str:
@@ -100,6 +134,18 @@ def time_of(query: Query, name: str) -> datetime | None:
         return found.replace(tzinfo=found.tzinfo or UTC).astimezone(UTC)
     except (ValueError, OverflowError):
         raise InvalidInput(f"{name} is no time: write 2026-01-31T12:00, in UTC") from None
+
+
+def label_of(text: str) -> tuple[str, str]:
+    """Return the label in ``KEY=VALUE``, without the spaces around it.
+
+    Raises:
+        InvalidInput: it is no label.
+    """
+    key, equals, value = text.strip().partition("=")
+    if not key or not equals or not value:
+        raise InvalidInput(f"{text.strip()!r:.80} is not a label: give KEY=VALUE")
+    return key, value
 
 
 def given(query: Query, *names: str) -> dict[str, str]:

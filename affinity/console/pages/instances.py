@@ -8,8 +8,10 @@ from typing import Any, Final
 from affinity.client import HistoryRecord, Instance
 from affinity.composed.client import Client
 from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines_of
-from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
+from affinity.console.links import span_of, trace_id_of
+from affinity.console.pages.base import ROWS, Query, Waiting, given, label_of, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
+from affinity.console.rendering import counted
 from affinity.errors import InvalidInput
 from affinity.provider.contract import FINISHED, RARE_STATUSES, InstanceStatus
 
@@ -35,20 +37,34 @@ _FAILURES: Final = frozenset({"failed", "suspended"})
 
 STATUSES: Final = ("pending", "running", "suspended", *sorted(FINISHED))
 
-FILTERS: Final = ("status", "name", "version", "prefix", "session_id", "reason", "since", "before")
+FILTERS: Final = ("status", "name", "version", "prefix", "label", "session_id", "reason", "since", "before")
+
+
+MAX_WAITING: Final = 100
+"""Suspended instances that the menu counts."""
+
+
+async def suspended(client: Client) -> Waiting:
+    """The suspended instances."""
+    page = await client.list_instances(status=["suspended"]).page(limit=MAX_WAITING)
+    number = len(page.items)
+    title = counted(number, "instance is suspended", "instances are suspended", MAX_WAITING)
+    return Waiting(number, title, MAX_WAITING)
 
 
 def conditions(query: Query) -> dict[str, Any]:
     """The conditions of a list.
 
     Raises:
-        InvalidInput: there is no such status, or a time is none.
+        InvalidInput: there is no such status, or a time or a label is none.
     """
     where: dict[str, Any] = given(query, *FILTERS)
     if status := where.pop("status", None):
         if status not in STATUSES:
             raise InvalidInput(f"there is no status {status!r:.40}")
         where["status"] = [status]
+    if label := where.pop("label", None):
+        where["labels"] = dict(label_of(part) for part in label.split(","))
     where |= {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
     return where | ({"most": LOOKED_AT} if _looks(query) else {})
 
@@ -56,7 +72,7 @@ def conditions(query: Query) -> dict[str, Any]:
 def _looks(query: Query) -> bool:
     """Whether there is a condition that no index has, and none that one has."""
     wanted = query.get("name") or query.get("version") or query.get("status") not in {None, "", *RARE_STATUSES}
-    return bool(wanted and not query.get("session_id") and not query.get("prefix"))
+    return bool(wanted and not any(query.get(name) for name in ("session_id", "prefix", "label")))
 
 
 async def matching(client: Client, query: Query, status: Collection[InstanceStatus]) -> Sequence[str]:
@@ -98,6 +114,7 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
     after = max(0, (number(query, "from") or count - EVENTS + 1) - 1)
     events = await _events(client, instance_id, after) if listed is None else listed[after : after + EVENTS]
     tree = await client.tree(instance_id, limit=ROWS)
+    values = await client.values(instance_id)
     return {
         "instance": found,
         "waits_for": waits_for,
@@ -111,9 +128,28 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
         "first": after + 1,
         "later": after + EVENTS + 1 if after + EVENTS < count else None,
         "per_page": EVENTS,
+        "about": _about(found, whole or await _events(client, instance_id, 0, 1)),
+        "span_of": span_of,
         "nodes": [each for each in tree.nodes if each.depth and (not only_failed or each.status in _FAILURES)],
         "truncated": tree.truncated,
+        "values": {
+            key: payloads.show(f"value-{n}", "value", key, value) for n, (key, value) in enumerate(values.items())
+        },
         **_values(found, whole or await _events(client, instance_id, 0, 10), payloads),
+    }
+
+
+def _about(found: Instance, first: Sequence[HistoryRecord]) -> dict[str, object]:
+    """Values for links to other systems; ``first``: the beginning of the history."""
+    started = next((each.fields for each in first if each.type == "orchestration_started"), {})
+    return {
+        "instance_id": found.instance_id,
+        "execution_id": found.execution_id,
+        "name": found.name,
+        "session_id": found.session_id,
+        "worker_id": found.owner,
+        "trace_id": trace_id_of(started.get("trace")),
+        **span_of(found.created_at, found.updated_at if found.finished else None),
     }
 
 
@@ -166,6 +202,10 @@ def _values(found: Instance, first: Sequence[HistoryRecord], payloads: Payloads)
         "output": found.output if found.status == "completed" else None,
         "error": error if why is None else {"type": why.error_type, "message": why.message, "code": why.code},
     }
-    return {
-        name: None if value is None else payloads.show(name, name, found.name, value) for name, value in values.items()
+    shown = {
+        name: None if value is None else payloads.show(name, name, found.name, value)
+        for name, value in values.items()
+        if name != "error"
     }
+    failed = values["error"]
+    return shown | {"error": None if failed is None else payloads.error("error", found.name, failed)}

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from affinity.client import Instance, SessionLife
 from affinity.composed.client import Client
-from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
+from affinity.console.pages.base import ROWS, Query, given, label_of, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
 from affinity.conversation import ConversationInfo
@@ -46,8 +46,7 @@ async def records(client: Client, query: Query, payloads: Payloads) -> dict[str,
     """A page of the records of sessions that fit, the last written ones first."""
     where: dict[str, Any] = given(query, "prefix", "kind", "name", "parent", "participant", "holder")
     if label := query.get("label"):
-        name, _, value = label.partition("=")
-        where["labels"] = {name: value}
+        where["labels"] = dict([label_of(label)])
     where |= {name: True for name in ("orphaned", "heads") if query.get(name)}
     where |= {name: time_of(query, name) for name in given(query, "updated_after", "created_after")}
     where |= {name: number(query, name) for name in given(query, "schema_version", "idle_for")}
@@ -56,7 +55,9 @@ async def records(client: Client, query: Query, payloads: Payloads) -> dict[str,
 
 
 async def session(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
-    """One session: its life, its lease, its record, its family and its instances."""
+    """One session: its life, its lease, its record, its family, what uses it, and the instances that were started for
+    it, which need not use it.
+    """
     session_id = required(query, "id")
     life: SessionLife | None = None
     own: Instance | None = None
@@ -68,7 +69,10 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
     with suppress(UnknownConversation, InvalidOptions):  # the provider of this database may keep none
         conversation = await client.get_conversation(session_id)
     record = await client.session_store.load(session_id)
-    if not (life or record or own or conversation):
+    uses = await client.session_uses(session_id, limit=ROWS)
+    started = (await client.list_instances(session_id=session_id).page(limit=ROWS)).items
+    is_session = bool(life or record or own or conversation or uses)
+    if not is_session and not started:
         raise SessionNotFound(f"there is no session {session_id!r}")
     return {
         "session_id": session_id,
@@ -82,7 +86,10 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "label": RESOURCE_LABEL,
         "resources": {} if record is None else _resources(record),
         "children": (await client.session_manager.list(SessionFilter(parent=session_id)).page(limit=ROWS)).items,
-        "instances": (await client.list_instances(session_id=session_id).page(limit=ROWS)).items,
+        "uses": uses,
+        "most_uses": ROWS,
+        "instances": started,
+        "is_only_named": not is_session,
         "workers": [one for one in (await client.load()).workers if not one.draining],
     }
 

@@ -21,7 +21,7 @@ async def workers(client: Client, query: Query, payloads: Payloads) -> dict[str,
     """All workers, and the last moves."""
     moves = await client.session_moves(limit=ROWS)
     return {
-        "workers": [(one, state_of(one)) for one in await client.workers()],
+        "workers": [(one, state_of(one)) for one in sorted(await client.workers(), key=lambda one: not one.alive)],
         "slots": SLOTS,
         "left_behind": LEFT_BEHIND,
         "suspended": (await client.load()).suspended,

@@ -21,6 +21,13 @@ PAGES: Final = (
     Page("/conversations", "Conversations", f"{_TEMPLATES}/conversations.html", reads.conversations, is_in_menu=True),
     Page("/conversation", "Conversation", f"{_TEMPLATES}/conversation.html", reads.conversation, live=SaidNow),
     Page("/wake", "Wake", f"{_TEMPLATES}/wake.html", reads.wake),
-    Page("/approvals", "Approvals", f"{_TEMPLATES}/approvals.html", reads.approvals, is_in_menu=True),
+    Page(
+        "/approvals",
+        "Approvals",
+        f"{_TEMPLATES}/approvals.html",
+        reads.approvals,
+        is_in_menu=True,
+        waiting=reads.open_requests,
+    ),
     Page("/approval", "Approval", f"{_TEMPLATES}/approval.html", reads.approval),
 )

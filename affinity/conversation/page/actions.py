@@ -24,15 +24,25 @@ async def _talk(client: ConversationCalls, form: Form) -> ConversationHandle:
 
 
 async def _answer(client: ConversationCalls, form: Form) -> int:
+    talk = await _talk(client, form)
     answer: dict[str, Any] = {"reason": form.get("reason", "")}
     match form.get("answer"):
         case "allow" | "refuse" as word:
+            if word == "allow" and not form.get("sure") and await _is_dangerous(talk, form.get("request", "")):
+                raise InvalidInput(
+                    "this request is marked as dangerous: tick the box that you have read it, then allow it"
+                )
             answer["allowed"] = word == "allow"
         case "result" | "error" as word:
             answer = {"result": json_of(form, "result"), "is_error": word == "error"}
         case _:
             raise InvalidInput("answer with allow, refuse, result or error")
-    return await (await _talk(client, form)).answer(required(form, "request"), **answer)
+    return await talk.answer(required(form, "request"), **answer)
+
+
+async def _is_dangerous(talk: ConversationHandle, request_id: str) -> bool:
+    waiting = await talk.requests()
+    return any(getattr(each.event, "dangerous", False) for each in waiting if each.request_id == request_id)
 
 
 async def _send(client: ConversationCalls, form: Form) -> int:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, get_args
 
 from affinity.console.gantt import GanttLine, gantt_of
-from affinity.console.pages.base import ROWS, Query, given, number, required, time_of
+from affinity.console.links import span_of
+from affinity.console.pages.base import ROWS, Query, Waiting, given, number, required, time_of
 from affinity.console.payloads import Payload, Payloads
+from affinity.console.rendering import counted
 from affinity.conversation import (
     ConversationHandle,
     ConversationLimits,
@@ -54,6 +56,13 @@ FORKS: Final = 20
 GENERATIONS: Final = 5
 """Ancestors whose other forks are shown."""
 
+MAX_WAITING: Final = 100
+"""Requests that the menu counts."""
+
+MESSAGES: Final = 5
+"""Messages of a user among which the last one before a request is looked for."""
+
+_MESSAGES: Final = frozenset({"user.message", "agent.message"})
 _ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_use": "result"}
 TYPES: Final = EventTypes()
 
@@ -70,7 +79,12 @@ class RequestRow:
     created_at: datetime
     expires_at: datetime | None
     owner: str | None = None
-    title: str | None = None
+    conversation_title: str | None = None
+    conversation_kind: str
+    title: str  # of the tool, or the kind
+    summary: str  # empty: there is no sentence about it
+    is_dangerous: bool
+    said: str = ""  # the last message of the user before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +95,17 @@ class EntryRow:
     role: str  # "user", "agent", "conversation", …: the class of its style
     about: str  # beside its kind: the tool that is called, or has the result
     value: Payload
+    results: Sequence[EntryRow] = ()  # of a call: its results, provisional ones first
+
+    @property
+    def is_message(self) -> bool:
+        """Whether somebody says it to the other."""
+        return self.entry.kind in _MESSAGES
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its last result is an error."""
+        return bool(self.results) and getattr(self.results[-1].entry.event, "is_error", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +158,15 @@ async def conversation(client: ConversationCalls, query: Query, payloads: Payloa
     before = number(query, "before")
     page: Mapping[str, Any] = {"last": ENTRIES} if before is None else {"before": before, "limit": ENTRIES}
     entries = _entries(await talk.history(**page), payloads)
+    rows = _with_results(row for row in entries if row.role != "span" or query.get("spans"))
     work = await client.journals.pending(found.conversation_id)
     own, *ancestors = await talk.ancestors()
     counted = found.last_seq - found.first_seq < MAX_COUNTED
     return {
         "found": found,
         "sentence": await _sentence(talk, payloads),
-        "entries": entries,
+        "entries": rows,
+        "hides_spans": not query.get("spans") and any(row.role == "span" for row in entries),
         "earlier": entries[0].entry.seq if entries and entries[0].entry.seq > found.first_seq else None,
         "is_last": before is None,
         "fork_at": number(query, "at") or found.last_seq,
@@ -181,6 +208,22 @@ def _entries(entries: Sequence[JournalEntry], payloads: Payloads) -> Sequence[En
     calls = [event for event in events if isinstance(event, (ToolUse, CustomToolUse, ToolConfirmation))]
     tools = {name: call.tool for call in calls for name in (call.tool_use_id, call.call_key)}
     return [_entry(entry, tools, payloads) for entry in entries]
+
+
+def _with_results(rows: Iterable[EntryRow]) -> Sequence[EntryRow]:
+    """Return the rows, with each result of a tool in the row of its call if that is among them."""
+    calls: dict[str, int] = {}
+    found: list[EntryRow] = []
+    for row in rows:
+        event = row.entry.event
+        place = calls.get(event.call_key or event.tool_use_id) if isinstance(event, ToolResult) else None
+        if place is not None:
+            found[place] = replace(found[place], results=(*found[place].results, row))
+            continue
+        if isinstance(event, (ToolUse, CustomToolUse)):
+            calls |= dict.fromkeys(filter(None, (event.call_key, event.tool_use_id)), len(found))
+        found.append(row)
+    return found
 
 
 def _entry(entry: JournalEntry, tools: Mapping[str, str], payloads: Payloads) -> EntryRow:
@@ -294,13 +337,19 @@ async def wake(client: ConversationCalls, query: Query, payloads: Payloads) -> d
         "attempts": [
             (
                 ended,
-                None if ended.error is None else payloads.show(f"error-{n}", "error", ended.error.type, _stack(ended)),
+                None if ended.error is None else payloads.error(f"error-{n}", ended.error.type, _stack(ended)),
             )
             for n, ended in enumerate(ends)
         ],
         "gantt": gantt_of(lines, instants, ended=max(instants) if ends and ends[-1].outcome != "retried" else None),
         "entries": [row for row in _entries(entries, payloads) if row.role != "span"],
         "is_cut": len(entries) == MAX_TRACE,
+        "about": {
+            "wake_id": wake_id,
+            **dict.fromkeys(("conversation_id", "instance_id", "session_id"), found.conversation_id),
+            "name": found.kind,
+            **span_of(min(instants), max(instants) if ends and ends[-1].outcome != "retried" else None),
+        },
     }
 
 
@@ -335,16 +384,20 @@ def _span(seq: int, event: SpanStarted | SpanCompleted, recorded_at: datetime) -
 # -- requests
 
 
+async def open_requests(client: ConversationCalls) -> Waiting:
+    """Count the requests that wait for an answer, for the menu."""
+    number = len((await client.requests().page(limit=MAX_WAITING)).items)
+    title = counted(number, "request waits for an answer", "requests wait for an answer", MAX_WAITING)
+    return Waiting(number, title, MAX_WAITING)
+
+
 async def approvals(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
     """Return a page of the requests that wait for an answer, by expiry."""
     where: dict[str, Any] = given(query, "owner", "prefix")
     where["kinds"] = list(given(query, "kind").values())
     page = await client.requests(**where, by_expiry=True).page(query.get("after") or None, limit=ROWS)
-    rows = [
-        _row(item.conversation_id, item.request_id, item.event, item, payloads, owner=item.owner, title=item.title)
-        for item in page.items
-    ]
-    return {"requests": rows, "more": page.next}
+    rows = [_row(item, item.event, payloads) for item in page.items]
+    return {"requests": await _with_messages(client, rows, payloads), "more": page.next}
 
 
 async def approval(client: ConversationCalls, query: Query, payloads: Payloads) -> dict[str, Any]:
@@ -355,25 +408,52 @@ async def approval(client: ConversationCalls, query: Query, payloads: Payloads) 
     rows: Sequence[RequestRow] = [
         _pending(request, payloads) for request in pending if request.request_id == request_id
     ]
+    rows = [replace(row, owner=found.owner, conversation_title=found.title) for row in rows]
+    rows = await _with_messages(client, rows, payloads)
     return {"found": found, "request_id": request_id, "requests": rows}
 
 
+async def _with_messages(
+    client: ConversationCalls, rows: Sequence[RequestRow], payloads: Payloads
+) -> Sequence[RequestRow]:
+    """Add what the user said last before each request."""
+    about: dict[str, Any] = {"kinds": ["user.message"], "newest_first": True, "limit": MESSAGES}
+    ids = {row.conversation_id for row in rows}
+    reads = {name: client.journals.read(JournalQuery(session_id=name, **about)) for name in ids}
+    pages = {name: await read for name, read in reads.items()}
+    return [replace(row, said=_said_before(row, pages[row.conversation_id], payloads)) for row in rows]
+
+
+def _said_before(row: RequestRow, page: JournalPage | None, payloads: Payloads) -> str:
+    for entry in map(TYPES.read, () if page is None else page.entries):
+        if entry.recorded_at <= row.created_at:
+            text = getattr(entry.event, "text", "")
+            return payloads.text("entry", entry.kind, text) if text else ""
+    return ""
+
+
 def _pending(found: PendingRequest[JournalEvent], payloads: Payloads) -> RequestRow:
-    event = found.event.model_dump(mode="json")
-    return _row(found.conversation_id, found.request_id, event, found, payloads)
+    return _row(found, found.event.model_dump(mode="json"), payloads)
 
 
-def _row(
-    conversation_id: str, request_id: str, event: Mapping[str, Any], times: Any, payloads: Payloads, **about: str | None
-) -> RequestRow:
+def _row(found: PendingRequest[Any], event: Mapping[str, Any], payloads: Payloads) -> RequestRow:
     kind = str(event["kind"])
+    title, summary = (
+        payloads.text("request", kind, text) if isinstance(text, str) and text else ""
+        for text in (event.get("title") or event.get("tool"), event.get("summary"))
+    )
     return RequestRow(
-        conversation_id=conversation_id,
-        request_id=request_id,
+        conversation_id=found.conversation_id,
+        request_id=found.request_id,
         kind=kind,
         answer=_ANSWERS.get(kind, "application"),
-        value=payloads.show(f"request-{conversation_id}-{request_id}", "request", kind, dict(event)),
-        created_at=times.created_at,
-        expires_at=times.expires_at,
-        **about,
+        value=payloads.show(f"request-{found.conversation_id}-{found.request_id}", "request", kind, dict(event)),
+        created_at=found.created_at,
+        expires_at=found.expires_at,
+        owner=found.owner,
+        conversation_title=found.title,
+        conversation_kind=found.conversation_kind,
+        title=title or kind,
+        summary=summary,
+        is_dangerous=event.get("dangerous") is True,
     )

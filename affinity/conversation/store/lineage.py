@@ -20,7 +20,8 @@ def to_lineage(
 
     Args:
         rows: session id, journal id, kind, lineage, operator, parents, extras, id and number of the base, home, time of
-            creation, what removed entries have used, title, owner, labels as JSON; in any order.
+            creation, what removed entries have used, title, owner, labels as JSON, session id of the base; in
+            any order.
         session_id: of the journal.
         instant: converts a time.
     """
@@ -37,6 +38,7 @@ def to_lineage(
 
 
 def _to_lineage(row: Sequence[Any], instant: Callable[[Any], datetime]) -> JournalLineage:
-    *own, base_id, base_seq, home, created_at, used, title, owner, labels = row
+    *own, base_id, base_seq, home, created_at, used, title, owner, labels, of_base = row
     base = None if base_id is None else JournalRange(base_id, base_seq)
-    return to_record(JournalLineage, [*own, base, home, 0, created_at, used, title, owner, labels_of(labels)], instant)
+    found = [*own, base, home, 0, created_at, used, title, owner, labels_of(labels), of_base]
+    return to_record(JournalLineage, found, instant)

@@ -2,9 +2,10 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``message_keys``, ``worker_queue``, ``parked_items``, ``session_moves``, ``session_states``, ``session_holds``,
-``session_watches``, ``activity_waits``, ``resources``, ``quotas`` and ``timeline``. It promises exactly the behaviour
-that the conformance suite (`affinity_conformance.providers`) asserts.
+``message_keys``, ``instance_values``, ``worker_queue``, ``parked_items``, ``session_moves``, ``session_states``,
+``session_holds``, ``session_watches``, ``activity_waits``, ``resources``, ``quotas``, ``timeline`` and
+``database_identity``. It promises exactly the behaviour that the conformance suite (`affinity_conformance.providers`)
+asserts.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); they have `ProviderConnection` (connection.py) in common. The
@@ -102,6 +103,7 @@ from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
 from affinity.provider.contract.hints import ChangeWatch, Hint, HintSource, merge_changes
 from affinity.provider.contract.instances import (
     FINISHED,
+    OPEN,
     RARE_STATUSES,
     SWEPT_STATUSES,
     Deletion,
@@ -122,16 +124,21 @@ from affinity.provider.contract.instances import (
     Restart,
     Resumption,
     Suspension,
+    phase_of,
 )
 from affinity.provider.contract.management import (
     EVENT_HEAD,
     NO_QUOTAS,
+    DatabaseIdentity,
     EventOrigin,
     ExecutionInfo,
     InstanceCounts,
+    InstanceSize,
+    MatchingCounts,
     MessageState,
     QueueStatistics,
     Quotas,
+    StatusCounts,
     TreeMember,
     WaitingWork,
 )
@@ -149,11 +156,13 @@ from affinity.provider.contract.sessions import (
     SessionInfo,
     SessionMove,
     SessionRelease,
+    SessionUse,
     SessionWatch,
     TakenSession,
 )
 from affinity.provider.contract.turns import (
     InstanceUpdate,
+    InstanceValue,
     MessageReply,
     Placed,
     Release,
@@ -161,6 +170,8 @@ from affinity.provider.contract.turns import (
     Suspend,
     Turn,
     TurnResult,
+    ValueWrite,
+    last_values,
 )
 from affinity.provider.contract.work_items import (
     NEWER_SECONDS,
@@ -198,6 +209,7 @@ from affinity.provider.contract.workers import (
     WorkerLoad,
     WorkerProfile,
     WorkerTags,
+    has_tag,
 )
 
 __all__ = [
@@ -212,6 +224,7 @@ __all__ = [
     "NO_RETENTION",
     "NO_TAGS",
     "OFFER_SECONDS",
+    "OPEN",
     "RARE_STATUSES",
     "SLOTS",
     "SWEPT_STATUSES",
@@ -219,6 +232,7 @@ __all__ = [
     "AdministrationProvider",
     "ChangeWatch",
     "ClientProvider",
+    "DatabaseIdentity",
     "Deletion",
     "Delivery",
     "EndedWaits",
@@ -238,10 +252,13 @@ __all__ = [
     "InstanceFilter",
     "InstanceInfo",
     "InstancePruning",
+    "InstanceSize",
     "InstanceStatus",
     "InstanceUpdate",
+    "InstanceValue",
     "Interfaces",
     "KeyState",
+    "MatchingCounts",
     "MessageKey",
     "MessageReply",
     "MessageState",
@@ -272,7 +289,9 @@ __all__ = [
     "SessionInfo",
     "SessionMove",
     "SessionRelease",
+    "SessionUse",
     "SessionWatch",
+    "StatusCounts",
     "Suspend",
     "Suspension",
     "Sweep",
@@ -282,6 +301,7 @@ __all__ = [
     "TreeMember",
     "Turn",
     "TurnResult",
+    "ValueWrite",
     "WaitFailure",
     "WaitingWork",
     "WorkAbandon",
@@ -300,7 +320,10 @@ __all__ = [
     "WorkerProfile",
     "WorkerProvider",
     "WorkerTags",
+    "has_tag",
+    "last_values",
     "merge_changes",
+    "phase_of",
 ]
 
 

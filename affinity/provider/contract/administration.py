@@ -12,13 +12,22 @@ from affinity.provider.contract.management import (
     EventOrigin,
     ExecutionInfo,
     InstanceCounts,
+    InstanceSize,
     QueueStatistics,
     Quotas,
+    StatusCounts,
     TreeMember,
     WaitingWork,
 )
 from affinity.provider.contract.retention import HistoryPruning, InstancePruning
-from affinity.provider.contract.sessions import MoveFilter, PlannedMove, PlanOutcome, SessionMove, SessionRelease
+from affinity.provider.contract.sessions import (
+    MoveFilter,
+    PlannedMove,
+    PlanOutcome,
+    SessionMove,
+    SessionRelease,
+    SessionUse,
+)
 from affinity.provider.contract.turns import Reset
 from affinity.provider.contract.work_items import WorkItemInfo
 from affinity.provider.contract.workers import RegisteredCode, WorkerDemand, WorkerInfo
@@ -79,14 +88,20 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """
         ...
 
-    async def prune_histories(self, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
+    async def prune_histories(
+        self, older_than: float, *, instance_id: str | None = None, dry_run: bool = False
+    ) -> HistoryPruning:
         """Do one step of removing histories of former executions, and old keys of messages with their replies.
 
         An execution is a former one if ``continue_as_new``, a reset or a restart ended it more than ``older_than``
         seconds ago. A step removes at most `limits.PRUNE_EVENTS` events, the latest of a history first, and may end
         after `limits.PRUNE_STEP_SECONDS`. A key is old if its message was sent, or answered, so long ago. With
-        ``dry_run`` it removes nothing, and counts all of the histories.
+        ``dry_run`` it removes nothing, and counts all of the histories. ``instance_id``: of this instance only.
         """
+        ...
+
+    async def measure_instance(self, instance_id: str) -> InstanceSize | None:
+        """Return what the database keeps of an instance, or None if there is none. Reads all of it."""
         ...
 
     async def read_origins(self, instance_id: str, execution_id: int) -> Sequence[EventOrigin]:
@@ -125,6 +140,15 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Count one page of ``limit`` instances by status, in the order of their ids, after the id ``after``."""
         ...
 
+    async def count_statuses(self, limit: int) -> StatusCounts:
+        """Count the instances of each status, up to ``limit``, from indexes, of which a multiple of the limit is read.
+
+        A smaller number may be a lower bound, and the result says so: of pending and running instances beside more than
+        twice the limit that have not ended, and of completed ones beside more than twice the limit of failed or
+        cancelled ones.
+        """
+        ...
+
     async def list_session_moves(
         self, where: MoveFilter, *, after: int | None = None, before: int | None = None, limit: int = 100
     ) -> Sequence[SessionMove]:
@@ -132,6 +156,12 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
         With ``after``, the first moves after that epoch; else the last moves, with ``before`` the last before that
         epoch. A move may be committed a moment after a move with a greater epoch.
+        """
+        ...
+
+    async def list_session_uses(self, session_id: str, *, limit: int = 100) -> Sequence[SessionUse]:
+        """Return what uses a session: the holds that last, the work in the queue, running work first, and the watches;
+        at most ``limit`` of each kind, and not work that waits at a limited gate.
         """
         ...
 

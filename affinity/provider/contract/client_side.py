@@ -17,6 +17,7 @@ from affinity.provider.contract.instances import (
     NewMessage,
     Restart,
 )
+from affinity.provider.contract.management import MatchingCounts
 
 
 class ClientProvider(ProviderConnection, Protocol):
@@ -33,8 +34,8 @@ class ClientProvider(ProviderConnection, Protocol):
         ...
 
     async def restart_instance(self, restarts: Sequence[Restart]) -> Sequence[bool]:
-        """Restart ended instances. False: there is no instance of this id, name and generation, or it has not ended;
-        nothing changed.
+        """Restart ended instances, or let starts wait for them: `Restart.when`. False: there is no instance of this id,
+        name and generation, or it is not as ``when`` says; nothing changed.
 
         Raises:
             QuotaExceeded: a start message is larger than `Quotas.instance_bytes`; nothing was changed.
@@ -48,6 +49,9 @@ class ClientProvider(ProviderConnection, Protocol):
         are messages that its turns reported (`Turn.unread`), and messages in its queue that are no timers. The same
         holds for `Quotas.unread_events`. It is refused ("over_quota") when with it the instance would have more bytes
         than `Quotas.instance_bytes`. Concurrent calls do not see each other's messages and may exceed a limit together.
+
+        A message to an instance whose start message is not visible yet becomes visible with it, see `NewInstance.delay`
+        and `NewMessage.ends_wait`.
 
         Of the messages with one ``key`` an instance gets the first that is not refused; any other is "repeated", also
         when the instance has finished since. Keys are kept as long as the instance, but see `prune_histories`.
@@ -69,5 +73,13 @@ class ClientProvider(ProviderConnection, Protocol):
         ...
 
     async def list_instances(self, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
-        """One page, newest first; the cursor of the next is the last row's (created_at, instance_id)."""
+        """Return one page, newest first unless ``where.oldest_first``; the cursor of the next page is the last row's
+        (created_at, instance_id).
+        """
+        ...
+
+    async def count_matching(self, where: InstanceFilter, limit: int) -> MatchingCounts:
+        """Count instances of the listing by status, newest first whatever ``where.oldest_first`` is: ``limit`` of them,
+        or some more.
+        """
         ...

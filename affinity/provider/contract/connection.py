@@ -10,7 +10,9 @@ from typing import Final, Protocol
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.hints import ChangeWatch, Hint
 from affinity.provider.contract.instances import HistoryCursor, HistoryPage
+from affinity.provider.contract.management import DatabaseIdentity
 from affinity.provider.contract.sessions import SessionInfo
+from affinity.provider.contract.turns import InstanceValue
 from affinity.provider.contract.workers import FleetLoad, WorkerIdentity
 from affinity.records import SessionStore, WaitEdge
 
@@ -53,6 +55,20 @@ class ProviderConnection(Protocol):
         """The records of session state in this database."""
         ...
 
+    async def read_identity(self) -> DatabaseIdentity:
+        """Return the name of the database in the contexts of payloads, and whether these are encoded."""
+        ...
+
+    async def mark_encoded(self, check_value: str, *, former: str | None) -> bool:
+        """Note that the payloads are encoded from now on, and keep a check value, if the ``former`` one is still there;
+        None: there was none. Return whether it was; otherwise nothing is changed. Needs the rights of a worker.
+        """
+        ...
+
+    async def mark_offloaded(self) -> None:
+        """Note that large payloads are in a blob store from now on. Needs the rights of a worker."""
+        ...
+
     async def read_history(
         self, cursors: Sequence[HistoryCursor], *, max_bytes: int = MAX_BATCH_BYTES
     ) -> Sequence[HistoryPage]:
@@ -61,6 +77,10 @@ class ProviderConnection(Protocol):
         Events are read in the order of the cursors until they have ``max_bytes`` UTF-8 bytes; at least one event is
         read, if there is any. Later pages are empty, with ``more``. A page has at most `limits.MAX_PAGE_EVENTS`.
         """
+        ...
+
+    async def get_values(self, instance_ids: Collection[str], key: str | None = None) -> Sequence[InstanceValue]:
+        """Return the values of some instances (`Turn.values`): all, or those of one key. Reads only."""
         ...
 
     async def list_sessions(

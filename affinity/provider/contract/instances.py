@@ -6,10 +6,10 @@ import secrets
 from collections.abc import Collection, Sequence, Set
 from dataclasses import field
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, NewType, TypeAlias
+from typing import Final, Literal, NamedTuple, NewType, TypeAlias, get_args
 
 from affinity.limits import check_conditions
-from affinity.records import frozen
+from affinity.records import Gate, Labels, frozen
 
 Generation = NewType("Generation", str)
 """A random name of one instance; an instance that is created under the same id after a deletion has another."""
@@ -38,25 +38,45 @@ class NewInstance:
     version: str | None  # None: the worker that first runs it pins its latest version
     start: str  # payload of the start message
     parent_id: str | None = None
-    delay: float = 0.0  # seconds until the start message is visible
+    # Seconds until the start message is visible, and the Unix time before which it is not. Until then the instance
+    # waits to start: messages to it become visible with the start message, behind it.
+    delay: float = 0.0
+    not_before: float = 0.0
     on_exists: str | None = None  # payload sent to ``parent_id`` when the id was taken
     parent_generation: Generation | None = None  # of the parent that creates it
     on_deleted: str | None = None  # payload sent to that parent when the instance is deleted before it has ended
     session_id: str | None = None  # shown in logs and listings; a child has its parent's
     generation: Generation = field(default_factory=lambda: Generation(secrets.token_hex(8)))
+    labels: Labels | None = None  # texts by key, to be found by; None: it has none
+    # Its start message waits at this gate, and with it all messages to it; it keeps the place until it ends.
+    gate: Gate | None = None
+
+
+RestartWhen: TypeAlias = Literal["ended", "waiting", "next"]
 
 
 @frozen(kw_only=True)
 class Restart:
-    """A new generation of an ended instance, which begins with a start message in its next execution.
+    """A new generation of an ended instance, which begins with a start message in its next execution; or a start for an
+    id whose instance has not ended, by ``when``:
 
-    It has the id, the name and the time of creation of the former one, and nothing else: it has the session and version
-    of ``new``, and no parent. Messages to the former one, and results of its work, do not reach it. The history of the
-    former one stays, as the history of an earlier execution.
+    - "ended": it has ended, and begins again now.
+    - "waiting": it waits to start, with a delay, and no worker has taken it. It gets the start message, version,
+      session, gate and time of ``new``, but begins at most ``within`` seconds after it was first started. It keeps its
+      generation, and the messages that were sent to it.
+    - "next": it has not ended. It begins again when it has: a sweep does it. Of several such starts the last one
+      counts, with the generation of the first. ``cancel`` is sent to the instance, in the same transaction.
+
+    A new generation has the id, the name and the time of creation of the former one, and nothing else: it has the
+    session, labels and version of ``new``, and no parent. Messages to the former one, and results of its work, do not
+    reach it. The history of the former one stays, as the history of an earlier execution.
     """
 
     new: NewInstance  # without a parent
-    ended: Generation  # of the instance that has ended, as the caller has seen it
+    ended: Generation  # of the instance that has ended, or is to, as the caller has seen it
+    when: RestartWhen = "ended"
+    within: float | None = None  # "waiting": None: however long that puts it off
+    cancel: str | None = None  # "next": payload, sent with `NewMessage.ends_wait`
 
 
 @frozen(kw_only=True)
@@ -70,6 +90,9 @@ class NewMessage:
     generation: Generation | None = None  # of the receiver; None: any instance with that id
     unread_limit: int | None = None  # refused when the instance has so many unread messages: see `Turn.unread`
     key: str | None = None  # an instance gets one message of this key: see `Provider.send_message`
+    # An instance that waits to start, or at its gate, waits no longer, and has this message before its start message.
+    # It has no place at the limits of that gate.
+    ends_wait: bool = False
 
 
 class QueuedMessage(NamedTuple):
@@ -93,6 +116,7 @@ class OrchestrationItem:
     unknown_for: float | None
     messages: Sequence[QueuedMessage]
     session_id: str | None = None  # given at the start of the instance, or of its parent
+    value_bytes: int = 0  # of its values: 0: it has none
 
 
 @frozen(kw_only=True)
@@ -152,12 +176,15 @@ class InstanceInfo:
     updated_at: datetime
     generation: Generation
     session_id: str | None = None  # given at its start, or at its parent's start
+    starts_at: datetime | None = None  # while it is pending: when its delayed start is due, or was
+    next: Generation | None = None  # generation of the start that waits for its end: `Restart.when`
+    labels: Labels = field(default_factory=dict)
     suspension: Suspension | None = None  # while it is suspended
 
 
 @frozen(kw_only=True)
 class InstanceFilter:
-    """Which instances to list, newest first by (created_at, instance_id)."""
+    """Which instances to list, by (created_at, instance_id), newest first or oldest first."""
 
     status: Collection[InstanceStatus] = ()  # empty: any
     name: str | None = None
@@ -166,9 +193,13 @@ class InstanceFilter:
     reason: str | None = None  # suspended for this: `Suspension.error_type`
     session_id: str | None = None  # given at their start, or at their parent's start
     version: str | None = None  # of the orchestration
+    labels: Labels = field(default_factory=dict)  # has all of these
     created_since: datetime | None = None
     created_before: datetime | None = None
-    most: int | None = None  # only this number of the newest instances behind the cursor are looked at; None: all
+    # Only so many of the first instances are looked at, wherever the page begins: of those of this time, and with the
+    # labels or rare statuses by which a listing reads. None: all.
+    most: int | None = None
+    oldest_first: bool = False
     after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
 
     def __post_init__(self) -> None:
@@ -179,9 +210,40 @@ class InstanceFilter:
         """The wanted statuses, if few instances have them: then a listing reads by status, since a walk by age would be
         long. Empty: other statuses are wanted too, or the index of a parent or a session is shorter.
         """
-        found: Set[InstanceStatus] = {"suspended"} if self.reason is not None and not self.status else {*self.status}
-        is_short = self.parent_id is not None or self.session_id is not None
-        return [] if is_short or not found <= RARE_STATUSES else sorted(found)
+        return [] if self._is_short or self.by_label or not self._wanted <= RARE_STATUSES else sorted(self._wanted)
+
+    @property
+    def by_label(self) -> bool:
+        """Whether a listing reads by a label: it has labels, and the index of a parent or a session is not shorter."""
+        return bool(self.labels) and not self._is_short
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether labels, statuses, ids and times tell which instances fit: a count by an index reads no others."""
+        return self.name is None and self.version is None and self.reason is None
+
+    @property
+    def phases(self) -> Sequence[str]:
+        """The phases of the labels that a listing by label reads."""
+        return sorted({phase_of(status) for status in self._wanted or get_args(InstanceStatus)})
+
+    @property
+    def _wanted(self) -> Set[InstanceStatus]:
+        """The wanted statuses; empty: all."""
+        return {"suspended"} if self.reason is not None and not self.status else {*self.status}
+
+    @property
+    def _is_short(self) -> bool:
+        return self.parent_id is not None or self.session_id is not None
+
+
+OPEN: Final = "open"
+"""The phase of the statuses "pending" and "running"; any other status is a phase of its own."""
+
+
+def phase_of(status: InstanceStatus) -> str:
+    """The phase under which the labels of an instance of this status are found."""
+    return OPEN if status in {"pending", "running"} else status
 
 
 Delivery: TypeAlias = Literal["delivered", "repeated", "unknown", "finished", "full", "over_quota"]

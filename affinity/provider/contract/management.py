@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -88,6 +88,37 @@ class InstanceCounts:
 
 
 @frozen(kw_only=True)
+class StatusCounts:
+    """Instances of each status, up to a limit."""
+
+    counts: Mapping[InstanceStatus, int]  # of all statuses
+    at_least: Collection[InstanceStatus]  # whose number is a lower bound: there are more, or may be
+
+
+@frozen(kw_only=True)
+class InstanceSize:
+    """What the database keeps of one instance: numbers of rows, and UTF-8 bytes of their payloads."""
+
+    executions: int  # whose histories are kept
+    events: int  # of all of them
+    history_bytes: int
+    messages: int  # in its queue, timers among them
+    message_bytes: int
+    work_items: int
+    work_item_bytes: int
+    values: int
+    value_bytes: int
+
+
+@frozen(kw_only=True)
+class MatchingCounts:
+    """Instances that meet conditions, by status, of one page."""
+
+    counts: Mapping[InstanceStatus, int]
+    after: tuple[datetime, str] | None  # `InstanceFilter.after` of the next page; None: this is the last one
+
+
+@frozen(kw_only=True)
 class Quotas:
     """Limits of one database, for all its clients and workers; None: no limit."""
 
@@ -96,6 +127,15 @@ class Quotas:
     # UTF-8 bytes of one instance: the events of its current execution and the messages that wait for it. Of what guests
     # keep: the messages that they send, and nothing else.
     instance_bytes: int | None = None
+
+
+class DatabaseIdentity(NamedTuple):
+    """The identity of a database for what it stores."""
+
+    name: str  # random; it stays in copies of the database, and at a new timeline
+    encoded: bool  # workers encode the payloads: a process without their codec can read none
+    offloaded: bool = False  # large payloads are in a blob store: a process without it cannot read them
+    check_value: str | None = None  # encoded, to see whether a codec has the keys; opaque to the provider
 
 
 NO_QUOTAS: Final = Quotas()

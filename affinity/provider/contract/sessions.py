@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from affinity.limits import check_conditions
@@ -72,6 +75,8 @@ class SessionMove:
     hydrate_bytes: int | None  # size of that state
     # Before it, for which no worker held the session. None: unknown, or no worker held it before, or the holder stays.
     gap_seconds: float | None = None
+    # Of the first load of each resource since, by name, once the holder has reported it.
+    resource_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @frozen(kw_only=True)
@@ -92,6 +97,19 @@ class MoveReport(NamedTuple):
     epoch: int
     hydrate_seconds: float | None = None  # None: nothing was hydrated
     hydrate_bytes: int | None = None
+    resource_seconds: Mapping[str, float] = MappingProxyType({})  # of loads of resources, by name
+
+
+@frozen(kw_only=True)
+class SessionUse:
+    """An instance that uses a session: by its work, by a hold, or by a watch."""
+
+    kind: Literal["work", "hold", "watch"]
+    instance_id: str
+    activity: str | None  # the name of the work
+    worker_id: str | None  # that runs the work; None: it waits
+    age: float | None  # seconds for which the work runs, or is queued
+    until: datetime | None  # the end of the hold
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from affinity.provider.contract.instances import FINISHED, Generation, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
-from affinity.records import ActivityRun, CommitPart, StateWrite, frozen
+from affinity.records import ActivityRun, CommitPart, Labels, StateWrite, frozen
 
 
 @frozen(kw_only=True)
@@ -28,6 +28,35 @@ class MessageReply(NamedTuple):
 
     key: str
     reply: str  # JSON
+
+
+class ValueWrite(NamedTuple):
+    """A change of a value of the instance of the turn."""
+
+    key: str | None  # None: all values of the instance are removed
+    value: str | None = None  # JSON; None: the value is removed
+
+
+class InstanceValue(NamedTuple):
+    """A value of an instance."""
+
+    instance_id: str
+    key: str
+    value: str  # JSON
+
+
+def last_values(changes: Sequence[ValueWrite]) -> tuple[bool, Mapping[str, str | None]]:
+    """Return what is left of some changes of one instance: whether all its values are removed first, and the last value
+    of each key.
+    """
+    was_cleared, values = False, dict[str, str | None]()
+    for key, value in changes:
+        if key is None:
+            was_cleared = True
+            values.clear()
+        else:
+            values[key] = value
+    return was_cleared, values
 
 
 @frozen(kw_only=True)
@@ -57,6 +86,7 @@ class Turn:
     cancel_timers: Sequence[int] = ()
     update: InstanceUpdate | None = None  # a finished status also removes all queue rows of the instance
     custom_status: str | None = None  # JSON; None keeps the former status
+    labels: Labels | None = None  # in place of those of the instance; None keeps them
     unread: int | None = None  # messages consumed so far that the code has not read; None: as many as before
     states: Sequence[StateWrite] = ()  # session state of the activities whose results are in ``history``
     parts: Sequence[CommitPart] = ()  # writes of guests, with these results
@@ -68,6 +98,7 @@ class Turn:
     runs: Mapping[int, ActivityRun] = field(default_factory=dict)
     release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
     replies: Sequence[MessageReply] = ()  # kept as the keys are: see `Provider.send_message`
+    values: Sequence[ValueWrite] = ()  # in order; kept until the instance is deleted or restarted
 
     @property
     def finishes(self) -> bool:
@@ -145,6 +176,7 @@ class Reset:
     followed by ``history``; the former execution stays readable. The instance is running, without an owner.
 
     Its work items, timers and holds are removed. Other messages for it stay, behind the ``messages`` without a delay.
+    One that has not ended keeps its slots (`NewInstance.gate`). One that has ended has none, and does not wait for any.
     """
 
     instance_id: str
@@ -157,3 +189,5 @@ class Reset:
     work_items: Sequence[NewWorkItem] = ()
     watches: Sequence[SessionWatch] = ()
     custom_status: str | None = None  # JSON; None: the instance loses its custom status
+    values: Sequence[ValueWrite] = ()  # in order
+    labels: Labels | None = None  # that the instance has then; None: it has none

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, NewType, TypeAlias
 
 from affinity.limits import MAX_BATCH_BYTES
 from affinity.provider.contract.workers import NO_TAGS, WorkerTags
-from affinity.records import CommitPart, StateWrite, frozen
+from affinity.records import CommitPart, Gate, StateWrite, frozen
 
 Token = NewType("Token", str)
 """The name of one lock on one work item; a redelivery has another."""
@@ -60,6 +60,11 @@ class NewWorkItem:
     # below and above.
     parked: bool = False
 
+    # It waits at this gate, on the route ``gate``, until the guest that opens gates admits it: from when it is visible,
+    # and again from each give-back and from the end of a lock that has expired. While it waits it does not count as
+    # work of its session, and no fetch reads it. It may pass the gate with the commit, and only then be locked there.
+    gate: Gate | None = None
+
     tag: str | None = None  # only workers with this tag may take it, or claim its session for it
     # Seconds that it waits unlocked, from when it is visible and from each give-back, until `WorkerProvider.end_waits`
     # frees its session for other workers, and until that verb returns it to be failed. None: as long as it takes.
@@ -94,6 +99,7 @@ class WorkItem:
     # Of its session. For a worker without tags: None, since it claims no session with a tag. From a commit: the item's
     # own, since the caller asks for `NewWorkItem.lock_here` only where they are the same.
     session_tag: str | None = None
+    limited: bool = False  # it has a limited `NewWorkItem.gate`: its end may admit other work
 
     @property
     def order(self) -> str | None:
@@ -195,8 +201,9 @@ class WorkAbandon:
             raise ValueError("failed=True with count_attempt=False: an activity that has failed was an attempt")
 
 
-WorkItemState: TypeAlias = Literal["running", "waiting", "delayed", "blocked"]
-"""State of a work item: an alive worker runs it, it can be fetched now or later, or another ordered item is before it.
+WorkItemState: TypeAlias = Literal["running", "waiting", "delayed", "blocked", "limited"]
+"""State of a work item: an alive worker runs it, it can be fetched now or later, another ordered item is before it, or
+it waits at a limited gate.
 """
 
 
@@ -217,3 +224,5 @@ class WorkItemInfo:
     started_at: datetime | None = None  # when it was locked, while it is running
     tag: str | None = None  # a worker must have it to take the item: its own tag, or its session's
     has_worker: bool = True  # False: it waits, and no live worker has the tag
+    # Seconds since ``started_at`` while it is running, else since ``visible_at``; negative: until then.
+    age: float = 0.0

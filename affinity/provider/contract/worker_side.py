@@ -92,6 +92,12 @@ class WorkerProvider(ProviderConnection, ResourceStore, Protocol):
         """
         ...
 
+    async def list_waiting_tags(self, limit: int) -> Sequence[str]:
+        """Return tags of queued work, locked or not: all, or ``limit`` of them; for a worker that takes work with any
+        tag (`limits.ANY_TAG`). Reads only.
+        """
+        ...
+
     async def fetch_work_item(self, identity: WorkerIdentity, options: FetchOptions) -> WorkFetch:
         """Lock up to ``limit`` visible work items to the caller, as many as fit into ``max_bytes``, at least one.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from datetime import datetime
 from typing import Any, Final, NewType, TypeAlias
 
+from affinity.limits import ANY_TAG
 from affinity.records import frozen
 
 Incarnation = NewType("Incarnation", str)
@@ -32,16 +33,27 @@ class WorkerIdentity:
         return Incarnation(f"{LEFT}{self.incarnation}")
 
 
+def has_tag(tags: Collection[str], tag: str) -> bool:
+    """Return whether a worker with these tags takes work with this one."""
+    return tag in tags or ANY_TAG in tags
+
+
 @frozen(kw_only=True)
 class WorkerTags:
     """Which work a worker takes, beside the work of the sessions that it holds."""
 
-    tags: Sequence[str] = ()  # work with one of these
+    tags: Sequence[str] = ()  # work with one of these; `ANY_TAG` stands for all
     only: bool = False  # no work without a tag
 
     def routes(self, untagged: str) -> list[str]:
-        """The routes that it reads in place of one that any worker reads: that one, and one for each tag."""
-        return [*([] if self.only else [untagged]), *(f"{untagged}#{tag}" for tag in self.tags)]
+        """The routes that it reads in place of one that any worker reads: that one, and one for each tag. `ANY_TAG` is
+        none: a worker fetches with the tags that `list_waiting_tags` returns.
+        """
+        return [*([] if self.only else [untagged]), *(f"{untagged}#{tag}" for tag in self.tags if tag != ANY_TAG)]
+
+    def takes(self, tag: str | None) -> bool:
+        """Return whether it takes work with this tag, or without one."""
+        return not self.only if tag is None else has_tag(self.tags, tag)
 
 
 NO_TAGS: Final = WorkerTags()

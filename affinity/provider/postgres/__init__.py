@@ -19,6 +19,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
     replies             keys of messages, and the replies to them
+    values              values that instances have set
     instances           instances as clients see them: get, list, delete
     management          listings for operators: origins, work items, executions, trees, counts
     quotas              limits of one database
@@ -32,6 +33,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     actions             verbs that users call, and the shares of guests in their statements
     changes             changes by session id: the subscription to them, and notices
     parts               the parts of guests: verbs, and their share in operations of others
+    identity            the name of the database, and whether its payloads are encoded
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

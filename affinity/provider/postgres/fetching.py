@@ -95,6 +95,7 @@ class ItemRow(NamedTuple):
     unknown_for: float | None
     queued_for: float
     ordered: bool
+    limited: bool
     tag: str | None = None  # read for workers with tags
     failure: WaitFailure | None = None  # of ``end_waits``
 
@@ -247,5 +248,6 @@ def to_work_item(row: ItemRow) -> WorkItem:
         unknown_for=row.unknown_for,
         queued_for=row.queued_for,
         ordered=row.ordered,
+        limited=row.limited,
         session_tag=row.tag,
     )

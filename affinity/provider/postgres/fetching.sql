@@ -56,7 +56,8 @@
     WHERE q.instance_id = p.instance_id AND q.execution_id = p.execution_id AND q.activity_id = p.activity_id
     RETURNING p.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload, q.session_id, p.epoch,
         p.attempts + 1, q.failures, extract(epoch FROM clock() - p.unknown_since)::float8 AS unknown_for,
-        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered
+        extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for, q.order_session IS NOT NULL AS ordered,
+        q.limited IS TRUE AS limited
 -- [tagged
         , p.tag
 -- tagged]
@@ -104,7 +105,7 @@ WITH fleet AS MATERIALIZED (
         WHERE q.route = part.route
           -- Of a worker that is outdated: visible since then, and the session free.
           AND q.visible_at <= coalesce(part.until, 'infinity')
-          AND (part.until IS NULL OR (
+          AND (part.until IS NULL OR q.enqueued_at <= part.until AND (
               SELECT s.locked_until BETWEEN part.until AND clock()
               FROM sessions s WHERE s.session_id = q.session_id) IS NOT TRUE)
           AND (part.kind = 1 OR q.unknown_since IS NULL
@@ -364,7 +365,7 @@ WITH room AS MATERIALIZED (
           AND (SELECT h.worker_id <> %(worker)s OR h.incarnation <> %(incarnation)s
                         OR EXISTS (SELECT FROM planned_moves m WHERE m.session_id = h.session_id)
                FROM held_sessions h WHERE h.session_id = q.session_id) IS NOT TRUE
-          AND q.visible_at <= coalesce(part.until, 'infinity')
+          AND q.visible_at <= coalesce(part.until, 'infinity') AND (q.enqueued_at > part.until) IS NOT TRUE
           AND (s.locked_until BETWEEN part.until AND clock()) IS NOT TRUE
         ORDER BY q.visible_at LIMIT part.most FOR NO KEY UPDATE OF q SKIP LOCKED
     ) q

@@ -7,12 +7,15 @@ from typing import Any, Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
-from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo
+from affinity.limits import FEW_LABELLED
+from affinity.provider.contract import Deletion, InstanceFilter, InstanceInfo, MatchingCounts
 from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Texts
+from affinity.provider.postgres.driver.wire import Row
 from affinity.provider.postgres.operations import Database, same_time
-from affinity.provider.rows import to_instance
+from affinity.provider.rows import to_instance, to_matching_counts
 from affinity.provider.statements import load_statements, with_parts
+from affinity.records import labels_text
 
 _SQL: Final = load_statements(__package__, "instances.sql")
 
@@ -24,28 +27,47 @@ async def get_instance(db: Database, instance_ids: Sequence[str]) -> Sequence[In
 
 
 async def list_instances(db: Database, where: InstanceFilter, limit: int) -> Sequence[InstanceInfo]:
+    rows = await _read(db, where, limit, "shown")
+    return [to_instance(row, same_time) for row in rows]
+
+
+async def count_matching(db: Database, where: InstanceFilter, limit: int) -> MatchingCounts:
+    return to_matching_counts(await _read(db, where, limit, "counted"), limit, same_time)
+
+
+async def _read(db: Database, where: InstanceFilter, limit: int, form: LiteralString) -> Sequence[Row]:
     after_time, after_id = where.after or (None, None)
-    rare = where.rare_statuses
     params: dict[str, Any] = {
-        "status": Texts(rare or where.status),
+        "status": Texts(where.rare_statuses or where.status),
         "name": where.name,
         "prefix": where.prefix,
         "parent": where.parent_id,
         "reason": where.reason,
         "session": where.session_id,
         "version": where.version,
+        "labels": labels_text(where.labels),
         "since": where.created_since,
         "before": where.created_before,
         "after_time": after_time,
         "after_id": after_id,
         "limit": Int8(limit),
     }
-    part: LiteralString = "all"
+    parts: set[LiteralString] = {form, "oldest" if where.oldest_first else "newest", "all"}
     if where.most is not None:
-        part, params["most"] = "most", Int8(where.most)
-    statement = with_parts(_SQL["list_rare" if rare else "list"], frozenset({part}))
-    rows = await db.connections.misc.run(statement, params)
-    return [to_instance(row, same_time) for row in rows]
+        parts ^= {"all", "most"}
+        params["most"] = Int8(where.most)
+    if not where.rare_statuses and not where.by_label:
+        return await db.connections.misc.run(with_parts(_SQL["list"], frozenset({"whole", *parts})), params)
+    parts.add("slim" if form == "counted" and where.is_placed else "whole")
+    if where.rare_statuses:
+        parts.add("rare")
+    else:
+        parts.add("labelled")
+        params["phase"] = Texts(where.phases)
+        if len(where.labels) > 1:
+            parts.add("several")
+            params["few"] = Int8(FEW_LABELLED)
+    return await db.connections.misc.run(with_parts(_SQL["list_indexed"], frozenset(parts)), params)
 
 
 async def delete_instance(

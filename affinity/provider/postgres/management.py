@@ -13,7 +13,9 @@ from affinity.provider.contract import (
     EventOrigin,
     ExecutionInfo,
     InstanceCounts,
+    InstanceSize,
     QueueStatistics,
+    StatusCounts,
     TreeMember,
     WaitingWork,
     WorkItemInfo,
@@ -26,6 +28,7 @@ from affinity.provider.rows import (
     to_instance_counts,
     to_origins,
     to_record,
+    to_status_counts,
     to_tree_member,
     to_work_item_info,
 )
@@ -42,6 +45,11 @@ async def read_origins(db: Database, instance_id: str, execution_id: int) -> Seq
 async def list_work_items(db: Database, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
     rows = await db.connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
     return [to_work_item_info(instance_id, row, same_time) for row in rows]
+
+
+async def measure_instance(db: Database, instance_id: str) -> InstanceSize | None:
+    rows = await db.connections.misc.run(_SQL["size"], {"instance": instance_id})
+    return next((to_record(InstanceSize, row) for row in rows), None)
 
 
 async def list_executions(
@@ -90,3 +98,8 @@ async def count_instances(db: Database, limit: int, *, after: str | None = None)
     params = {"after": after or "", "limit": Int8(limit)}
     rows = await db.connections.quick.run(_SQL["count_instances"], params)
     return to_instance_counts(rows, limit)
+
+
+async def count_statuses(db: Database, limit: int) -> StatusCounts:
+    (row,) = await db.connections.quick.run(_SQL["count_statuses"], {"limit": Int8(limit)})
+    return to_status_counts(row, limit)

@@ -4,14 +4,36 @@ WHERE instance_id = %(instance)s AND execution_id = %(execution)s
   AND (recorded_at IS NOT NULL OR attempt IS NOT NULL)
 ORDER BY event_id
 
+-- size: of one instance
+SELECT h.executions, h.events, h.bytes, m.messages, m.bytes, w.items, w.bytes, v."values", i.value_bytes
+FROM instances i
+CROSS JOIN LATERAL (
+    SELECT count(DISTINCT execution_id) AS executions, count(*) AS events, coalesce(sum(octet_length(event)), 0)::bigint AS bytes
+    FROM history h WHERE h.instance_id = i.instance_id
+) h
+CROSS JOIN LATERAL (
+    SELECT count(*) AS messages, coalesce(sum(octet_length(payload)), 0)::bigint AS bytes
+    FROM orchestrator_queue o WHERE o.instance_id = i.instance_id
+) m
+CROSS JOIN LATERAL (
+    SELECT count(*) AS items, coalesce(sum(octet_length(payload)), 0)::bigint AS bytes
+    FROM worker_queue q WHERE q.instance_id = i.instance_id
+) w
+CROSS JOIN LATERAL (SELECT count(*) AS "values" FROM instance_values v WHERE v.instance_id = i.instance_id) v
+WHERE i.instance_id = %(instance)s
+
 -- work_items: of one instance
-SELECT q.visible_at > clock(), q.route = 'blocked', q.execution_id, q.activity_id, q.name,
-    coalesce(q.session_id, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
+SELECT q.visible_at > clock(), q.route = 'blocked', q.limited IS TRUE AND q.route IN ('gate', 'gated'), q.execution_id, q.activity_id, q.name,
+    coalesce(q.session_id, q.gate_session, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
     q.last_error, CASE WHEN w.worker_id IS NOT NULL THEN coalesce(q.locked_at, q.enqueued_at) END,
     coalesce(t.tag, q.tag),
-    t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND t.tag = ANY (a.tags))
+    t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND a.tags && ARRAY[t.tag, 'any']),
+    extract(epoch FROM clock()
+        - CASE WHEN w.worker_id IS NULL THEN q.visible_at ELSE coalesce(q.locked_at, q.enqueued_at) END)::float8
 FROM worker_queue q
-CROSS JOIN LATERAL (SELECT substring(q.route FROM '^(?:free|new)#(.*)$') AS tag) t
+CROSS JOIN LATERAL (
+    -- At its gate, only what no worker has taken is known to wait for one.
+    SELECT coalesce(substring(q.route FROM '^(?:free|new)#(.*)$'), CASE WHEN q.passed_over IS NOT NULL THEN q.tag END) AS tag) t
 LEFT JOIN alive_workers w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
 WHERE q.instance_id = %(instance)s
@@ -80,12 +102,14 @@ WITH RECURSIVE item_route (name) AS (
             AS running
         FROM worker_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
         ORDER BY q.visible_at LIMIT %(limit)s
-    ) q WHERE r.name <> 'blocked' LIMIT %(limit)s
+    ) q WHERE r.name NOT IN ('blocked', 'gate', 'gated') LIMIT %(limit)s
 ), oldest_item AS MATERIALIZED (
+    -- Work with a priority is visible since before it was queued.
     SELECT r.name, q.visible_at
     FROM item_route r CROSS JOIN LATERAL (
-        SELECT q.visible_at FROM deliverable_items q WHERE q.route = r.name ORDER BY q.visible_at LIMIT 1
-    ) q WHERE r.name <> 'blocked'
+        SELECT greatest(q.visible_at, q.enqueued_at) AS visible_at FROM deliverable_items q WHERE q.route = r.name
+        ORDER BY q.visible_at LIMIT 1
+    ) q WHERE r.name NOT IN ('blocked', 'gate', 'gated')
 )
 SELECT
     (SELECT count(*) FROM (
@@ -95,19 +119,19 @@ SELECT
         SELECT FROM item_route r CROSS JOIN LATERAL (
             SELECT FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
             ORDER BY q.visible_at LIMIT %(limit)s
-        ) q WHERE r.name <> 'blocked' LIMIT %(limit)s) q),
+        ) q WHERE r.name NOT IN ('blocked', 'gate', 'gated') LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM worker_queue q WHERE q.route = 'blocked' ORDER BY q.visible_at LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM message_route r CROSS JOIN LATERAL (
             SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at <= (SELECT clock())
             ORDER BY q.visible_at LIMIT %(limit)s
-        ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
+        ) q WHERE r.name NOT IN ('suspended', 'gate', 'gated') LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM message_route r CROSS JOIN LATERAL (
             SELECT FROM orchestrator_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
             ORDER BY q.visible_at LIMIT %(limit)s
-        ) q WHERE r.name <> 'suspended' LIMIT %(limit)s) q),
+        ) q WHERE r.name NOT IN ('suspended', 'gate', 'gated') LIMIT %(limit)s) q),
     (SELECT count(*) FROM (
         SELECT FROM orchestrator_queue q WHERE q.route = 'suspended' ORDER BY q.visible_at LIMIT %(limit)s) q),
     (SELECT count(DISTINCT q.session_id) FROM (
@@ -118,19 +142,20 @@ SELECT
     (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item),
     (SELECT extract(epoch FROM clock() - min(visible_at))::float8 FROM oldest_item WHERE name >= 'new' AND name < 'new;'),
     -- Messages that a reset put before all others have no time.
-    (SELECT extract(epoch FROM clock() - min(q.visible_at))::float8
+    (SELECT extract(epoch FROM clock() - min(CASE WHEN i.status = 'pending' THEN greatest(q.visible_at, i.updated_at)
+                                                  ELSE q.visible_at END))::float8
      FROM message_route r CROSS JOIN LATERAL (
-        SELECT q.visible_at FROM orchestrator_queue q
+        SELECT q.instance_id, q.visible_at FROM orchestrator_queue q
         WHERE q.route = r.name AND q.visible_at <= (SELECT clock()) AND q.visible_at > to_timestamp(0)
-        ORDER BY q.visible_at LIMIT 1) q
-     WHERE r.name <> 'suspended')
+        ORDER BY q.visible_at LIMIT 1) q LEFT JOIN instances i USING (instance_id)
+     WHERE r.name NOT IN ('suspended', 'gate', 'gated'))
     -- columns of guests
 
 -- waiting_work: that any worker may take, of so many rows of each route; what a reset put ahead of all others has no time
 -- include routes
 SELECT 'activities', q.name, substring(r.name FROM '^(?:free|new)#(.*)$'), count(*), min(q.visible_at), min(q.instance_id)
 FROM item_route r CROSS JOIN LATERAL (
-    SELECT q.name, q.visible_at, q.instance_id FROM deliverable_items q WHERE q.route = r.name
+    SELECT q.name, greatest(q.visible_at, q.enqueued_at) AS visible_at, q.instance_id FROM deliverable_items q WHERE q.route = r.name
     ORDER BY q.visible_at LIMIT %(limit)s
 ) q
 WHERE r.name IN ('free', 'new') OR r.name >= 'free#' AND r.name < 'free$' OR r.name >= 'new#' AND r.name < 'new$'
@@ -151,3 +176,27 @@ WITH page AS MATERIALIZED (
     ORDER BY i.instance_id LIMIT %(limit)s
 )
 SELECT p.status, count(*), (SELECT max(instance_id) FROM page) FROM page p GROUP BY p.status
+
+-- count_statuses: instances up to a limit, from what has not ended, what has, and what is suspended
+-- More than twice the limit of live, failed or cancelled instances are not counted. Completed instances are those of all
+-- ended ones that are neither failed nor cancelled; if these two were not counted to their end, those among the newest.
+WITH live AS MATERIALIZED (
+    SELECT i.status FROM instances i WHERE i.output IS NULL AND i.error IS NULL
+    ORDER BY i.created_at, i.instance_id LIMIT 2 * %(limit)s + 1
+), other AS MATERIALIZED (
+    SELECT (SELECT count(*) FROM (
+            SELECT FROM instances_by_status r WHERE r.status = 'failed' ORDER BY r.created_at LIMIT 2 * %(limit)s + 1) r) AS failed,
+        (SELECT count(*) FROM (
+            SELECT FROM instances_by_status r WHERE r.status = 'cancelled' ORDER BY r.created_at LIMIT 2 * %(limit)s + 1) r) AS cancelled,
+        (SELECT count(*) FROM (
+            SELECT FROM instances_by_status r WHERE r.status = 'suspended' ORDER BY r.created_at LIMIT %(limit)s + 1) r) AS suspended
+)
+SELECT (SELECT count(*) FROM live WHERE status = 'pending'), (SELECT count(*) FROM live WHERE status = 'running'),
+    (SELECT count(*) FROM live), failed, cancelled, suspended,
+    CASE WHEN failed <= 2 * %(limit)s AND cancelled <= 2 * %(limit)s THEN
+        (SELECT count(*) FROM (
+            SELECT FROM ended_executions e WHERE e.is_last ORDER BY e.ended_at
+            LIMIT (SELECT failed + cancelled FROM other) + %(limit)s + 1) e) - failed - cancelled
+    ELSE (SELECT count(*) FROM (
+            SELECT i.status FROM instances i ORDER BY i.created_at DESC, i.instance_id DESC LIMIT %(limit)s + 1) n WHERE status = 'completed') END
+FROM other

@@ -8,10 +8,11 @@ from typing import Final, LiteralString
 from affinity.errors import QuotaExceeded
 from affinity.provider.contract import Delivery, NewInstance, NewMessage, Restart
 from affinity.provider.postgres.actions import with_shares
-from affinity.provider.postgres.driver.arrays import Floats, Ints, Packed, Texts
+from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Packed, Texts
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.operations import Database, flags
 from affinity.provider.statements import load_statements
+from affinity.records import labels_text
 
 _SQL: Final = load_statements(__package__, "messages.sql")
 
@@ -21,14 +22,22 @@ async def create_instance(db: Database, instances: Sequence[NewInstance]) -> Seq
         return []
     has_parents = any(new.parent_id is not None for new in instances)
     statement = "client_create" if db.as_client and not has_parents else "create"
-    return await _started(db, statement, instance_columns(instances), len(instances))
+    return await _started(
+        db, statement, instance_columns(instances) | gate_columns(instances) | label_columns(instances), len(instances)
+    )
 
 
 async def restart_instance(db: Database, restarts: Sequence[Restart]) -> Sequence[bool]:
     if not restarts:
         return []
     ended = Texts(restart.ended for restart in restarts)
-    params = instance_columns([restart.new for restart in restarts]) | {"ended": ended}
+    news = [restart.new for restart in restarts]
+    params = instance_columns(news) | gate_columns(news) | label_columns(news) | {"ended": ended}
+    params |= {
+        "when": Texts([restart.when for restart in restarts]),
+        "within": Floats([restart.within for restart in restarts]),
+        "cancel": Texts([restart.cancel for restart in restarts]),
+    }
     return await _started(db, "client_restart" if db.as_client else "restart", params, len(restarts))
 
 
@@ -47,6 +56,23 @@ def instance_columns(instances: Sequence[NewInstance], prefix: LiteralString = "
         prefix + "on_deleted": Texts([new.on_deleted for new in instances]),
         prefix + "session": Texts([new.session_id for new in instances]),
     }
+
+
+def gate_columns(instances: Sequence[NewInstance]) -> dict[LiteralString, Packed]:
+    """Return the gates of new instances, and the times before which they do not start."""
+    gates = [new.gate for new in instances]
+    return {
+        "gate": Texts([gate and gate.text for gate in gates]),
+        "limited": Bools([gate and gate.limited for gate in gates]),
+        "head_start": Floats([gate and gate.head_start for gate in gates]),
+        "not_before": Floats([new.not_before for new in instances]),
+    }
+
+
+def label_columns(instances: Sequence[NewInstance]) -> dict[LiteralString, Packed]:
+    """Return the labels of new instances, as JSON; no element if none of them has any."""
+    has_labels = any(new.labels for new in instances)
+    return {"labels": Texts([labels_text(new.labels) for new in instances] if has_labels else [])}
 
 
 STARTED: Final = _SQL["started"]
@@ -77,7 +103,10 @@ def created_of(rows: Sequence[Row], count: int) -> Sequence[bool]:
 async def send_message(db: Database, messages: Sequence[NewMessage]) -> Sequence[Delivery]:
     if not messages:
         return []
-    params = message_columns(messages) | {"unread_limit": Ints([message.unread_limit for message in messages])}
+    params = message_columns(messages) | {
+        "unread_limit": Ints([message.unread_limit for message in messages]),
+        "ends_wait": Bools([message.ends_wait for message in messages]),
+    }
     has_keys = any(message.key is not None for message in messages)
     is_plain = not any(message.delay or message.timer for message in messages)
     statement = _SQL["client_send" if db.as_client and is_plain else "send_keyed" if has_keys else "send"]

@@ -52,6 +52,7 @@ class _TakenRow(NamedTuple):
     claims: int
     unknown_for: float | None
     session_id: str | None
+    value_bytes: int
 
 
 _FACTS, _INSTANCE, _MESSAGE = columns(_SearchRow, _TakenRow, QueuedMessage)

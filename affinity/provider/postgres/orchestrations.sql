@@ -75,12 +75,12 @@ WITH seen AS MATERIALIZED (
         unknown_since = CASE WHEN c.known THEN NULL ELSE i.unknown_since END
     FROM chosen c JOIN free USING (instance_id) WHERE i.instance_id = c.instance_id
     RETURNING i.instance_id, i.generation, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, i.session_id
+        extract(epoch FROM clock() - c.unknown_since)::float8 AS unknown_for, i.session_id, i.value_bytes
 ), got AS MATERIALIZED (
     SELECT t.*, f.rank, f.first, f.messages FROM taken t JOIN fitting f USING (instance_id)
     UNION ALL
     SELECT i.instance_id, i.generation, i.execution_id, i.name, i.version, i.event_count, i.claims,
-        extract(epoch FROM clock() - i.unknown_since)::float8, i.session_id, f.rank, f.first, f.messages
+        extract(epoch FROM clock() - i.unknown_since)::float8, i.session_id, i.value_bytes, f.rank, f.first, f.messages
     FROM chosen c JOIN fitting f USING (instance_id) JOIN instances i USING (instance_id) WHERE c.ours
 ), misplaced AS MATERIALIZED (
     SELECT o.id, a.route
@@ -102,7 +102,7 @@ WITH seen AS MATERIALIZED (
     DELETE FROM orchestrator_queue o USING orphans x WHERE o.id = x.id
 )
 SELECT r.more, r.next_due, (SELECT shared AND n > most FROM share) AS left, r.fenced, g.instance_id, g.generation,
-    g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for, g.session_id, m.id, m.payload
+    g.execution_id, g.name, g.version, g.event_count, g.claims, g.unknown_for, g.session_id, g.value_bytes, m.id, m.payload
 FROM (
     SELECT (SELECT count(*) FROM chosen) > (SELECT count(*) FROM got) -- lost to others, or to the bounds below
         OR (SELECT count(*) FROM chosen) >= %(limit)s OR (SELECT count(*) FROM seen) >= %(scan)s

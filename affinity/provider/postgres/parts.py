@@ -88,6 +88,8 @@ class PostgresPart:
     """
     next_due: LiteralString | None = None
     """Future time, in Unix seconds, at which the loop's work will be due next; for `affinity.testing.Env`."""
+    is_endless: bool = False
+    """Whether there may always be a next time, as ticks of schedules: `Env.run_until_idle` does not wait for it."""
     remove_old: RemoveOld | None = None
     rounds: Callable[[Database, Retention], Sequence[RoundKind]] | None = None
     """Rounds of removing old data that have to look at each row: see `affinity.provider.rounds`."""

@@ -10,7 +10,7 @@ WITH wanted AS MATERIALIZED (
                  SELECT FROM workers w CROSS JOIN sessions s
                  WHERE w.worker_id = m.target AND w.locked_until > clock() AND NOT w.draining
                    AND s.session_id = m.session_id
-                   AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END)
+                   AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE w.tags && ARRAY[s.tag, 'any'] END)
                  THEN 'unavailable'
              WHEN m.within IS NULL AND (
                  (SELECT true FROM planned_moves p WHERE p.session_id = m.session_id)

@@ -11,6 +11,7 @@ from affinity.provider.postgres import (
     activity_waits,
     changes,
     fetching,
+    identity,
     instances,
     management,
     messages,
@@ -27,6 +28,7 @@ from affinity.provider.postgres import (
     sessions,
     suspension,
     turns,
+    values,
     waits,
     work_items,
     workers,
@@ -232,15 +234,20 @@ class PostgresProvider(Database):
     restart_instance: Final = acts("instance", messages.restart_instance)
     send_message: Final = acts("instance", messages.send_message)
     get_replies: Final = replies.get_replies
+    list_waiting_tags: Final = waits.list_waiting_tags
+    get_values: Final = values.get_values
     get_instance: Final = instances.get_instance
     list_instances: Final = instances.list_instances
+    count_matching: Final = instances.count_matching
     read_origins: Final = management.read_origins
     list_work_items: Final = management.list_work_items
+    measure_instance: Final = management.measure_instance
     list_executions: Final = management.list_executions
     list_tree: Final = management.list_tree
     measure_queues: Final = management.measure_queues
     sample_waiting_work: Final = management.sample_waiting_work
     count_instances: Final = management.count_instances
+    count_statuses: Final = management.count_statuses
     resume_instance: Final = acts("instance", suspension.resume_instance)
     reset_instance: Final = acts("instance", reset.reset_instance)
     delete_instance: Final = acts("instance", instances.delete_instance)
@@ -251,12 +258,16 @@ class PostgresProvider(Database):
     set_drain_wanted: Final = acts("worker", workers.set_drain_wanted)
     list_sessions: Final = sessions.list_sessions
     list_session_moves: Final = moves.list_session_moves
+    list_session_uses: Final = moves.list_session_uses
     list_workers: Final = workers.list_workers
     list_code: Final = workers.list_code
     desired_workers: Final = workers.desired_workers
     get_load: Final = rebalancing.get_load
     suspend_rebalancing: Final = acts("", rebalancing.suspend_rebalancing)
     get_quotas: Final = quotas.get_quotas
+    read_identity: Final = identity.read_identity
+    mark_encoded: Final = identity.mark_encoded
+    mark_offloaded: Final = identity.mark_offloaded
     set_quotas: Final = acts("", quotas.set_quotas)
 
     # -- resources

@@ -11,8 +11,14 @@ from affinity.provider.postgres.actions import with_shares
 from affinity.provider.postgres.driver.arrays import Ints, Texts
 from affinity.provider.postgres.messages import message_columns
 from affinity.provider.postgres.operations import Database
-from affinity.provider.postgres.turn_columns import RESTRICT, restriction_params
+from affinity.provider.postgres.turn_columns import (
+    RESTRICT,
+    gate_columns,
+    restriction_params,
+    write_values_params,
+)
 from affinity.provider.statements import load_statements
+from affinity.records import labels_text
 
 _SQL: Final = load_statements(__package__, "reset.sql")
 
@@ -36,6 +42,9 @@ async def reset_instance(db: Database, reset: Reset) -> bool:
         "watch_session": Texts(watches),
         "watch": Texts(watches.values()),
         "item_order": Texts(item.order for item in items),
+        **gate_columns(items),
+        **write_values_params([(reset.instance_id, reset.values)] if reset.values else []),
+        "labels": labels_text(reset.labels),
     }
     statement = _SQL["reset"]
     if restricted := [item for item in items if item.is_restricted]:

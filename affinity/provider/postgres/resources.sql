@@ -49,14 +49,23 @@ AND NOT EXISTS (
     WHERE s.labels <> '{}' AND s.labels @> jsonb_build_object('affinity.resource/' || r.name, r.resource_id))
 
 -- take_unused: resources that nothing uses; in one snapshot
-UPDATE resources SET taken_until = clock() + %(seconds)s * interval '1 s'
-WHERE resource_id IN (
-    SELECT r.resource_id FROM resources r
+-- First without locks. A row that has changed when it is locked is compared with what was read: PostgreSQL does not look again
+-- whether the activity, which then is another one, is queued.
+WITH idle AS MATERIALIZED (
+    SELECT r.resource_id, r.instance_id, r.execution_id, r.activity_id, r.created_at, r.taken_until FROM resources r
     WHERE r.name = ANY (%(name)s)
     -- include unused
     -- Those that could not be destroyed go behind.
-    ORDER BY r.taken_until NULLS FIRST LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-RETURNING resource_id, name, handle
+    ORDER BY r.taken_until NULLS FIRST LIMIT %(limit)s
+), locked AS MATERIALIZED (
+    SELECT r.resource_id FROM idle i JOIN resources r USING (resource_id)
+    WHERE (r.instance_id, r.execution_id, r.activity_id, r.created_at) = (i.instance_id, i.execution_id, i.activity_id, i.created_at)
+      AND r.taken_until IS NOT DISTINCT FROM i.taken_until
+    FOR UPDATE OF r SKIP LOCKED
+)
+UPDATE resources r SET taken_until = clock() + %(seconds)s * interval '1 s'
+FROM locked l WHERE r.resource_id = l.resource_id
+RETURNING r.resource_id, r.name, r.handle
 
 -- find_unused: as take_unused, of other names
 WITH RECURSIVE named (name) AS (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
@@ -25,22 +26,37 @@ async def prune_instances(
     return await prune(db, status, older_than, after, dry_run=dry_run)
 
 
-async def prune_histories(db: Database, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-    return await prune_former(db, older_than, dry_run=dry_run)
+async def prune_histories(
+    db: Database, older_than: float, *, instance_id: str | None = None, dry_run: bool = False
+) -> HistoryPruning:
+    return await prune_former(db, older_than, instance_id=instance_id, dry_run=dry_run)
 
 
 async def prune_former(
-    db: Database, older_than: float, *, dry_run: bool = False, events: int | None = None
+    db: Database,
+    older_than: float,
+    *,
+    instance_id: str | None = None,
+    dry_run: bool = False,
+    events: int | None = None,
 ) -> HistoryPruning:
     """One step of removing histories of former executions, of at most so many ``events``."""
     most = PRUNE_EVENTS if events is None else events
-    bounds = {"older_than": float(older_than), "window": Int8(PRUNE_WINDOW), "events": Int8(most)}
+    of_one = {} if instance_id is None else {"instance": instance_id}
+    which = {"older_than": float(older_than), **of_one}
     if dry_run:
-        ((executions,),) = await db.connections.misc.run(_SQL["count_histories"], {"older_than": float(older_than)})
+        ((executions,),) = await db.connections.misc.run(_of_one("count_histories", of_one), which)
         return HistoryPruning(executions=executions, limit_reached=False)
-    asked = with_shares(db.shares, _SQL["prune_histories"], _SQL["pruned_histories"], bounds)
+    bounds = {**which, "window": Int8(PRUNE_WINDOW), "events": Int8(most)}
+    asked = with_shares(db.shares, _of_one("prune_histories", of_one), _SQL["pruned_histories"], bounds)
     ((executions, more),) = await db.connections.misc.run(*asked)
     return HistoryPruning(executions=executions, limit_reached=more)
+
+
+def _of_one(name: str, of_one: Mapping[str, str]) -> LiteralString:
+    """Return a statement, for one instance if there is one: the index that finds it is another."""
+    wanted: LiteralString = "= %(instance)s" if of_one else "IS NOT NULL"
+    return _SQL[name].replace("IS NOT NULL -- or one", wanted)
 
 
 async def set_pruned(db: Database, after: datetime | None) -> None:

@@ -53,7 +53,8 @@ SELECT 1, 'removed ' || instances FROM result WHERE instances > 0
 -- is left of one is always its beginning. Keys of messages that are as old go too
 WITH due AS MATERIALIZED (
     SELECT e.instance_id, e.execution_id FROM ended_executions e JOIN instances i USING (instance_id)
-    WHERE NOT e.is_last AND e.ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+    WHERE e.instance_id IS NOT NULL -- or one
+      AND NOT e.is_last AND e.ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
     ORDER BY e.ended_at LIMIT %(window)s
     FOR KEY SHARE OF i SKIP LOCKED -- no turn waits for it, but a deletion of the instance does
 ), doomed AS MATERIALIZED (
@@ -66,7 +67,8 @@ WITH due AS MATERIALIZED (
 ), keys AS (
     DELETE FROM message_keys k WHERE (k.instance_id, k.generation, k.key) IN (
         SELECT o.instance_id, o.generation, o.key FROM message_keys o
-        WHERE o.updated_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+        WHERE o.instance_id IS NOT NULL -- or one
+          AND o.updated_at < (SELECT clock()) - %(older_than)s * interval '1 s'
         ORDER BY o.updated_at LIMIT %(window)s FOR UPDATE SKIP LOCKED)
     RETURNING 1
 ), removed AS (
@@ -93,7 +95,8 @@ SELECT 1, 'removed ' || executions FROM result WHERE executions > 0
 
 -- count_histories: how many executions a removal would take
 SELECT count(*) FROM ended_executions
-WHERE NOT is_last AND ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
+WHERE instance_id IS NOT NULL -- or one
+  AND NOT is_last AND ended_at < (SELECT clock()) - %(older_than)s * interval '1 s'
 
 -- set_pruned: where the next sweep goes on
 UPDATE sweeps SET pruned_to = coalesce(%(after)s, '-infinity')

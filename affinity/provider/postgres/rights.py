@@ -35,13 +35,15 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     Rights("SCHEMA", "", client="USAGE", worker="USAGE", scaler="USAGE"),
     # The identity of the database, its limits, and the granted roles.
     Rights("TABLE", "timeline quotas granted_roles", client=READ, worker=READ),
+    Rights("TABLE", "database_identity", client=READ, worker="SELECT, UPDATE"),
     Rights("TABLE", "migrations", client=READ, worker=READ, scaler=READ),
     Rights("TABLE", "worker_queue orchestrator_queue", client=READ, worker=f"{CHANGE}, MAINTAIN"),
     Rights(
         "TABLE",
         "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
-        " instances_by_status message_keys resources rounds session_holds session_moves session_orders session_states"
-        " session_watches sessions suspensions sweeps workers",
+        " instance_values instances_by_status instance_labels message_keys resources rounds session_holds"
+        " session_moves session_orders"
+        " session_states session_watches sessions suspensions sweeps workers",
         client=READ,
         worker=CHANGE,
     ),
@@ -66,31 +68,33 @@ RIGHTS: Final[tuple[Rights, ...]] = (
         reader="",
     ),
     # Called by reads.
-    Rights("FUNCTION", "activity_runs", client=RUN, worker=RUN),
+    Rights("FUNCTION", "activity_runs is_alive", client=RUN, worker=RUN),
     # With the owner's rights: the first call of each connection. It begins a timeline if the server was replaced.
     Rights("FUNCTION", "read_timeline", client=RUN, worker=RUN),
     # With the owner's rights: a timeline begins for the number that a worker gives.
     Rights("FUNCTION", "establish_timeline", worker=RUN),
     Rights(
         "FUNCTION",
-        "add_instances commit_turn commit_turns consume_messages create_instances restart_instances"
+        "add_instances commit_turn commit_turns consume_messages create_instances end_start_waits"
+        " begin_next_starts replace_start restart_instances start_time"
         " send_keyed_messages send_messages delete_instances end_work free_items holds_session instance_bytes"
-        " is_outdated keeps_session latest_hold lock_order lower_worker_has_room measure_instances"
-        " passes_fence places_in_order refuse release_busy release_sessions reply_messages reset_instance"
-        " restrict_items version_since",
+        " is_outdated keeps_session label_instances latest_hold lock_order lower_worker_has_room measure_instances"
+        " passes_fence pass_gates phase_of places_in_order refuse release_busy release_sessions reply_messages"
+        " reset_instance restrict_items version_since write_values",
         worker=RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.
     Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
-        "check_client_ids check_client_messages check_client_starts deny_client has_fields read_client_json"
-        " read_client_message",
+        "are_headers check_client_ids check_client_labels check_client_messages check_client_starts deny_client"
+        " has_fields"
+        " read_client_gates read_client_json read_client_message",
     ),
     Rights(
         "FUNCTION",
-        "count_instances keep_watched_session move_status notify_watchers promote_next record_ended_execution"
-        " record_session_move tag_route",
+        "check_gate count_instances keep_session move_labels move_status notify_watchers promote_next"
+        " record_ended_execution record_session_move tag_route",
     ),
 )
 """Each table, view, sequence and function of the kernel's schema has a row here, those of a guest in its part: a test

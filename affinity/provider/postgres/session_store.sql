@@ -127,6 +127,7 @@ SELECT session_id FROM candidate
 -- [idle
     WHERE (SELECT true FROM alive_workers w
            WHERE w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND s.locked_until > clock()) IS NULL
+      AND NOT (s.locked_until > clock() AND is_alive(s.worker_id, s.incarnation))
 -- idle]
 ), record AS MATERIALIZED (
     SELECT r.session_id, r.version, r.generation FROM session_states r

@@ -72,7 +72,8 @@ async def sweep(
         "application_name": db.connections.target.conninfo.get("application_name"),
     }
     (
-        *_,
+        [(begun,)],
+        _,
         [(items, messages, sessions, workers, holds, bloated, _, *due)],
     ) = await db.connections.misc.pipeline(_repair(), bounds)
     more = max(items, messages) >= MAX_REROUTE
@@ -84,17 +85,17 @@ async def sweep(
     old = await remove_old(db, retention, pruned_to)
     swept = Sweep(
         swept=True,
-        rerouted=items + messages,
+        rerouted=begun + items + messages,
         sessions_removed=sessions,
         workers_removed=workers,
         limit_reached=more,
-        backlog=max(sessions, workers, holds) >= SWEEP_ROWS,
+        backlog=max(begun, sessions, workers, holds) >= SWEEP_ROWS,
         due=dict(zip(expressions("due"), due, strict=True)),
     )
     return replace(swept, **{**old, "backlog": swept.backlog or bool(old["backlog"])})
 
 
 @cache
-def _repair() -> tuple[LiteralString, LiteralString]:
+def _repair() -> tuple[LiteralString, LiteralString, LiteralString]:
     """Return the statements of a sweep, with the columns of the guests."""
-    return _SQL["end_plans"], with_columns(_SQL["repair"], expressions("due").values())
+    return _SQL["begin_next"], _SQL["end_plans"], with_columns(_SQL["repair"], expressions("due").values())

@@ -9,11 +9,14 @@ RETURNING queued_session, queued_route, session, CASE WHEN isfinite(pruned_to) T
 -- again: there is more to do, so the interval does not count
 UPDATE sweeps SET last_sweep = '-infinity'
 
+-- begin_next: starts whose instances have ended
+SELECT begin_next_starts(%(rows)s)
+
 -- end_plans: planned moves that can no longer happen; a move that is not taken has one second left
 WITH planned AS MATERIALIZED (
-    SELECT p.session_id, p.is_over OR p.next_until IS NULL AS is_over
+    SELECT p.session_id, p.next_worker, p.next_until, p.is_over OR p.next_until IS NULL AS is_over
     FROM (
-        SELECT s.session_id, s.next_until,
+        SELECT s.session_id, s.next_worker, s.next_until,
             (SELECT true FROM held_sessions h JOIN planned_moves m ON m.session_id = h.session_id
              WHERE h.session_id = s.session_id) IS NULL AS is_over,
             -- Nothing of it runs, and its work has waited: nothing keeps the worker from taking it.
@@ -33,7 +36,10 @@ WITH planned AS MATERIALIZED (
        OR p.is_refused AND (p.next_until > clock() + %(offer_seconds)s * interval '1 s') IS NOT FALSE
     LIMIT %(reroute)s
 ), mine AS MATERIALIZED (
-    SELECT s.session_id, p.is_over FROM planned p JOIN sessions s USING (session_id) FOR NO KEY UPDATE OF s SKIP LOCKED
+    -- Of a plan that was made meanwhile nothing is known.
+    SELECT s.session_id, p.is_over FROM planned p JOIN sessions s USING (session_id)
+    WHERE s.next_worker = p.next_worker AND s.next_until IS NOT DISTINCT FROM p.next_until
+    FOR NO KEY UPDATE OF s SKIP LOCKED
 )
 UPDATE sessions s
 SET next_worker = CASE WHEN NOT m.is_over THEN s.next_worker END,
@@ -85,7 +91,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
         SELECT name, (SELECT clock()) - %(offer_seconds)s * interval '1 s' FROM route WHERE name < 'new;'
     ) m CROSS JOIN LATERAL (
         -- Compared here: items of moves that wait for their holders are on the right route, and must not fill the window.
-        SELECT q.instance_id, q.execution_id, q.activity_id, r.route
+        SELECT q.instance_id, q.execution_id, q.activity_id, q.route AS former, r.route
         FROM worker_queue q CROSS JOIN LATERAL (
             SELECT coalesce((SELECT s.route FROM session_routes s WHERE s.session_id = q.session_id), 'new') AS route
         ) r
@@ -96,11 +102,13 @@ WITH RECURSIVE routed (session_id, route, n) AS (
 ), stale_items AS MATERIALIZED (
     SELECT o.* FROM orphans o
     UNION
-    (SELECT q.instance_id, q.execution_id, q.activity_id, w.right_route
+    (SELECT q.instance_id, q.execution_id, q.activity_id, w.route, w.right_route
      FROM wrong w JOIN worker_queue q ON q.session_id = w.session_id AND q.route = w.route
      LIMIT %(reroute)s)
 ), locked AS MATERIALIZED (
+    -- One that has another route by now may wait at its gate, or be on its way.
     SELECT s.* FROM stale_items s JOIN worker_queue q USING (instance_id, execution_id, activity_id)
+    WHERE q.route = s.former
     FOR NO KEY UPDATE OF q SKIP LOCKED
 ), items AS (
     UPDATE worker_queue q SET route = l.route FROM locked l
@@ -135,7 +143,7 @@ WITH RECURSIVE routed (session_id, route, n) AS (
     WHERE x.locked_until < clock() - %(session_retention)s * interval '1 s'
       AND NOT EXISTS (SELECT FROM worker_queue q WHERE q.session_id = x.session_id)
       -- Without the row, the next claim would be the first one, and a first claim notifies no watcher. A trigger keeps the row
-      -- if a watch was committed between this snapshot and the lock.
+      -- if a watch, or a record, was committed between this snapshot and the lock.
       AND NOT EXISTS (SELECT FROM session_watches w WHERE w.session_id = x.session_id)
       -- The row has the session's tag: it stays while the session may begin again from its record.
       AND (x.tag IS NULL OR NOT EXISTS (SELECT FROM session_states r WHERE r.session_id = x.session_id))

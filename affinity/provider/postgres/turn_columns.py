@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, LiteralString, NamedTuple
 
-from affinity.provider.contract import Generation, InstanceUpdate, NewWorkItem, Turn, WorkKey
+from pydantic_core import to_json
+
+from affinity.provider.contract import Generation, InstanceUpdate, NewWorkItem, Turn, ValueWrite, WorkKey, last_values
 from affinity.provider.postgres.commit_parts import Columns, Parking
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Int, Ints, Text, Texts
+from affinity.provider.postgres.messages import gate_columns as instance_gates
 from affinity.provider.postgres.messages import instance_columns, message_columns
 from affinity.provider.postgres.operations import key_columns, lock_columns
 from affinity.provider.postgres.session_store import state_columns
+from affinity.records import labels_text
 
 RESTRICT: Final[LiteralString] = (
     "restrict_items(%(restricted_instance)s, %(restricted_execution)s, %(restricted_activity)s, %(restricted_tag)s,"
@@ -23,6 +27,9 @@ CONSUME: Final[LiteralString] = "consume_messages(%(consumed_of)s, %(consumed)s)
 
 REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_generation)s, %(reply_key)s, %(reply)s)"
 """The call after the commit; for `reply_params`."""
+
+LABEL: Final[LiteralString] = "label_instances(%(labelled)s, %(labels)s)"
+"""The call after the commit; for `label_params`."""
 
 _NOTHING: Final = InstanceUpdate(status="running")
 
@@ -59,17 +66,26 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     """
     items = [item for of_turn in sent for item in of_turn]
     columns = {**_turn_columns(turns), **_ack_columns(turns), **_item_columns(sent, items)}
-    if not all(item.lock_here and not (item.claim_here or item.ordered) and item.delay <= 0 for item in items):
+    if not all(
+        item.lock_here and not (item.claim_here or item.ordered or item.gate) and item.delay <= 0 for item in items
+    ):
         columns |= _place_columns(items)
+        if any(item.gate for item in items):
+            columns |= gate_columns(items)
         if any(item.ordered for item in items):
             columns |= {"item_order": Texts([item.order for item in items])}
     needs = _needs(turns)
     if needs.updates:
         columns |= _update_columns(turns)
     if needs.removals:
+        children = [child for turn in turns for child in turn.instances]
+        if any(child.gate or child.not_before for child in children):
+            columns |= {"child_" + name: column for name, column in instance_gates(children).items()}
+        if any(child.labels for child in children):
+            columns |= {"child_labels": Texts([labels_text(child.labels) for child in children])}
         columns |= {
             **_removal_columns(turns),
-            **instance_columns([child for turn in turns for child in turn.instances], "child_"),
+            **instance_columns(children, "child_"),
             **message_columns([message for turn in turns for message in turn.messages]),
         }
     if needs.holds:
@@ -83,6 +99,16 @@ def commit_columns(turns: Sequence[Turn], sent: Sequence[Sequence[NewWorkItem]])
     return columns
 
 
+def gate_columns(items: Sequence[NewWorkItem]) -> Columns:
+    """Return the gates of new work items."""
+    gates = [item.gate for item in items]
+    return {
+        "item_gate": Texts([gate and gate.text for gate in gates]),
+        "item_limited": Bools([gate and gate.limited for gate in gates]),
+        "item_head_start": Floats([gate and gate.head_start for gate in gates]),
+    }
+
+
 def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
     """Return the parameters of ``restrict_items``: the items that not every worker may take."""
     return {
@@ -93,6 +119,10 @@ def restriction_params(items: Sequence[NewWorkItem]) -> Columns:
     }
 
 
+WRITE_VALUES: Final[LiteralString] = "write_values(%(cleared)s, %(value_of)s, %(value_key)s, %(value)s)"
+"""The call after a commit; for `write_values_params`."""
+
+
 def reply_params(turns: Sequence[Turn]) -> Columns:
     """Return the parameters of ``reply_messages``."""
     replies = [(turn, reply) for turn in turns for reply in turn.replies]
@@ -101,6 +131,31 @@ def reply_params(turns: Sequence[Turn]) -> Columns:
         "reply_generation": Texts([turn.generation for turn, _ in replies]),
         "reply_key": Texts([reply.key for _, reply in replies]),
         "reply": Texts([reply.reply for _, reply in replies]),
+    }
+
+
+def write_values_params(writes: Iterable[tuple[str, Sequence[ValueWrite]]]) -> Columns:
+    """Return the parameters of `WRITE_VALUES`, for the changes of each instance."""
+    cleared: list[str] = []
+    rows: list[tuple[str, str, str | None]] = []
+    for instance_id, changes in writes:
+        was_cleared, values = last_values(changes)
+        cleared += [instance_id] if was_cleared else []
+        rows += [(instance_id, key, value) for key, value in values.items()]
+    return {
+        "cleared": Texts(cleared),
+        "value_of": Texts([instance_id for instance_id, *_ in rows]),
+        "value_key": Texts([key for _, key, _ in rows]),
+        "value": Texts([value for *_, value in rows]),
+    }
+
+
+def label_params(turns: Sequence[Turn]) -> Columns:
+    """Return the parameters of `LABEL`."""
+    labelled = [(turn.instance_id, turn.labels) for turn in turns if turn.labels is not None]
+    return {
+        "labelled": Texts([instance_id for instance_id, _ in labelled]),
+        "labels": Texts([to_json(labels).decode() for _, labels in labelled]),
     }
 
 
@@ -199,6 +254,8 @@ def fused_params(turn: Turn) -> Columns | None:
     (item,) = turn.work_items
     if not item.lock_here or item.claim_here or item.ordered or item.parked or item.is_restricted or item.delay > 0:
         return None
+    if item.gate is not None:
+        return None
     return {
         **result_values(turn),
         "item_activity": Int(item.key.activity_id),
@@ -210,6 +267,8 @@ def fused_params(turn: Turn) -> Columns | None:
 
 def takes_one_result(turn: Turn) -> bool:
     """Return whether the turn takes one result and writes nothing but work items, states and parts of guests."""
+    if turn.values or turn.labels is not None:
+        return False
     if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
         return False
     return not any(_needs((turn,))._replace(states=False))

@@ -32,17 +32,21 @@ from affinity.provider.postgres.parts import commit_of, commits
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
+    LABEL,
     REPLY,
     RESTRICT,
+    WRITE_VALUES,
     commit_columns,
     consume_params,
     fence_check_columns,
     find_parking,
     fused_params,
+    label_params,
     reply_params,
     restriction_params,
     sent_items,
     takes_one_result,
+    write_values_params,
 )
 from affinity.provider.postgres.work_items import lengths
 from affinity.provider.rows import to_locked_item
@@ -138,9 +142,15 @@ async def _commit(
     if restricted := [item for of_turn in sent for item in of_turn if item.is_restricted]:
         calls.append(RESTRICT)
         params.update(restriction_params(restricted))
+    if any(turn.labels is not None for turn in turns):
+        calls.append(LABEL)
+        params.update(label_params(turns))
     if any(turn.replies for turn in turns):
         calls.append(REPLY)
         params.update(reply_params(turns))
+    if valued := [(turn.instance_id, turn.values) for turn in turns if turn.values]:
+        calls.append(WRITE_VALUES)
+        params.update(write_values_params(valued))
     if released := [session_id for turn in turns for session_id in turn.release_sessions]:
         calls.append("release_sessions(%(release)s, %(reroute)s)")
         params.update(release_params(released))

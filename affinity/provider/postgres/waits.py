@@ -37,3 +37,7 @@ async def _release_busy(db: Database, session_ids: Sequence[str]) -> Sequence[st
     """Free the sessions of busy holders. If this call fails, the items are due again after ``takeover_after``."""
     ((freed,),) = await db.connections.rows.run(_SQL["release_busy"], release_params(session_ids))
     return list(freed)
+
+
+async def list_waiting_tags(db: Database, limit: int) -> Sequence[str]:
+    return [tag for (tag,) in await db.connections.fetch.run(_SQL["tags"], {"limit": Int8(limit)})]

@@ -36,13 +36,15 @@ WITH RECURSIVE caller AS MATERIALIZED (
     SELECT r.name FROM route r
     WHERE r.name IS NOT NULL AND NOT EXISTS (
         SELECT FROM workers w
-        WHERE substr(r.name, strpos(r.name, '#') + 1) = ANY (w.tags)
+        WHERE w.tags && ARRAY[substr(r.name, strpos(r.name, '#') + 1), 'any']
           AND w.locked_until > clock() - %(tag_timeout)s * interval '1 s')
 ), stranded AS MATERIALIZED (
     SELECT o.*
     FROM missing m CROSS JOIN LATERAL (
         SELECT q.instance_id, q.execution_id, q.activity_id FROM deliverable_items q
         WHERE q.route = m.name AND q.visible_at <= (SELECT clock()) - %(tag_timeout)s * interval '1 s'
+          -- What is urgent is visible from an earlier time on.
+          AND greatest(q.enqueued_at, q.waits_since) <= (SELECT clock()) - %(tag_timeout)s * interval '1 s'
         ORDER BY q.visible_at LIMIT %(limit)s FOR NO KEY UPDATE OF q SKIP LOCKED
     ) o
 ), failing AS MATERIALIZED (
@@ -62,9 +64,9 @@ WITH RECURSIVE caller AS MATERIALIZED (
     FROM failing f
     WHERE q.instance_id = f.instance_id AND q.execution_id = f.execution_id AND q.activity_id = f.activity_id
     RETURNING f.n, q.instance_id, q.execution_id, q.activity_id, q.lock_token, q.name, q.payload,
-        coalesce(q.session_id, q.order_session), NULL::bigint AS epoch, q.attempts, q.failures,
+        coalesce(q.session_id, q.gate_session, q.order_session), NULL::bigint AS epoch, q.attempts, q.failures,
         NULL::float8 AS unknown_for, extract(epoch FROM clock() - q.enqueued_at)::float8 AS queued_for,
-        q.order_session IS NOT NULL AS ordered, NULL::text AS tag, f.reason
+        q.order_session IS NOT NULL AS ordered, q.limited IS TRUE AS limited, NULL::text AS tag, f.reason
 )
 SELECT w.sessions, t.*
 FROM (
@@ -74,3 +76,15 @@ FROM (
 
 -- release_busy: free sessions of busy holders; a statement of its own, since it changes items that `end_waits` has changed
 SELECT release_busy(%(release)s, %(reroute)s)
+
+-- tags: of queued work that no worker holds; each distinct route with a tag once, by jumping from one to the next in the index
+WITH RECURSIVE route (name) AS (
+    SELECT (SELECT route FROM worker_queue WHERE route > r.first AND route < r.last ORDER BY route LIMIT 1)
+    FROM (VALUES ('free#', 'free$'), ('new#', 'new$')) AS r (first, last)
+    UNION ALL
+    SELECT (SELECT q.route FROM worker_queue q WHERE q.route > r.name AND q.route < split_part(r.name, '#', 1) || '$'
+            ORDER BY q.route LIMIT 1)
+    FROM route r WHERE r.name IS NOT NULL
+)
+SELECT DISTINCT substr(r.name, strpos(r.name, '#') + 1) FROM (SELECT name FROM route WHERE name IS NOT NULL LIMIT 2 * %(limit)s) r
+LIMIT %(limit)s

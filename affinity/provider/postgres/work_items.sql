@@ -151,13 +151,17 @@ WITH ours AS MATERIALIZED (
     SET lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
         visible_at = CASE WHEN o.delay > 0 THEN clock() + o.delay * interval '1 s' ELSE least(q.visible_at, clock()) END,
         attempts = q.attempts - (NOT o.counted)::int, failures = q.failures + o.failed::int,
+        failed_at = CASE WHEN o.failed THEN clock() ELSE q.failed_at END,
         unknown_since = CASE WHEN o.unknown THEN coalesce(q.unknown_since, clock()) ELSE q.unknown_since END,
         needs = CASE WHEN o.unknown THEN o.needs ELSE q.needs END, last_error = coalesce(o.error, q.last_error),
         waits_since = CASE WHEN q.attend_at IS NOT NULL THEN clock() + greatest(o.delay, 0) * interval '1 s' END,
-        attend_at = CASE WHEN q.attend_at IS NOT NULL
+        attend_at = CASE WHEN q.attend_at IS NOT NULL AND q.limited IS NOT TRUE
                          THEN clock() + (greatest(o.delay, 0) + least(q.takeover_after, q.fail_after)) * interval '1 s' END,
+        session_id = CASE WHEN q.limited IS NOT TRUE THEN q.session_id END,
+        gate_session = CASE WHEN q.limited THEN coalesce(q.session_id, q.gate_session) END, passed_over = NULL,
         route = CASE
             WHEN q.route = 'blocked' THEN 'blocked' -- it was to be failed, and waits behind others again
+            WHEN q.gate IS NOT NULL THEN 'gate'
             WHEN q.session_id IS NULL THEN 'free'
             WHEN q.session_id IN (SELECT session_id FROM held) THEN 'new'
             ELSE coalesce((SELECT s.route FROM session_routes s WHERE s.session_id = q.session_id), 'new')

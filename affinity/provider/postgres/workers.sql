@@ -19,7 +19,7 @@ UPDATE sessions s SET incarnation = %(incarnation)s, epoch = nextval('epochs')
 FROM (
     SELECT session_id FROM sessions
     WHERE worker_id = %(worker)s AND locked_until > clock()
-      AND CASE WHEN tag IS NULL THEN NOT %(only_tagged)s ELSE tag = ANY (%(tags)s) END
+      AND CASE WHEN tag IS NULL THEN NOT %(only_tagged)s ELSE %(tags)s::text[] && ARRAY[tag, 'any'] END
     ORDER BY session_id FOR NO KEY UPDATE
 ) own
 WHERE s.session_id = own.session_id AND s.incarnation <> %(incarnation)s;

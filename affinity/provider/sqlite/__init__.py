@@ -21,6 +21,7 @@ file beside it:
     reset               opening an instance again at an earlier point of its history
     messages            create instances, and send messages to them
     replies             keys of messages, and the replies to them
+    values              values that instances have set
     instances           instances as clients see them: get, list, delete
     management          listings for operators: origins, work items, executions, trees, counts
     quotas              limits of one database
@@ -34,6 +35,7 @@ file beside it:
     actions             verbs that users call, and the shares of guests in their transactions
     changes             changes by session id: the subscription to them, and notices
     parts               the parts of guests: verbs, and their share in operations of others
+    identity            the name of the database, and whether its payloads are encoded
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

@@ -66,6 +66,7 @@ class _CandidateRow(NamedTuple):
     lease: Lease | None
     visible_at: float
     ordered: bool
+    limited: bool
     tag: str | None
     route: str  # on which it was found
 
@@ -295,6 +296,7 @@ class _FetchBatch:
                 unknown_for=one.unknown_for,
                 queued_for=one.queued_for,
                 ordered=one.ordered,
+                limited=one.limited,
                 session_tag=None if one.session_id is None else self._tags[one.session_id],
             )
             for one in picked
@@ -351,7 +353,7 @@ def _age(one: _CandidateRow) -> tuple[float, int]:
 
 def _candidate(row: list[Any], route: str) -> _CandidateRow:
     row_id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, *rest = row
-    unknown_for, queued_for, visible_at, ordered, tag, *lease = rest
+    unknown_for, queued_for, visible_at, ordered, limited, tag, *lease = rest
     return _CandidateRow(
         id=row_id,
         key=WorkKey(instance_id, execution_id, activity_id),
@@ -364,6 +366,7 @@ def _candidate(row: list[Any], route: str) -> _CandidateRow:
         lease=None if lease[0] is None else Lease(*lease),
         visible_at=visible_at,
         ordered=bool(ordered),
+        limited=bool(limited),
         tag=tag,
         route=route,
     )

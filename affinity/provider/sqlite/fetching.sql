@@ -1,6 +1,6 @@
--- unlocked: an item that no live worker has locked
-AND (q.lock_token IS NULL OR q.locked_until <= :now
-     OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now));
+-- unlocked: an item that no live worker has locked; one with a limited gate is delivered once for each admission
+AND (q.lock_token IS NULL OR q.limited IS NOT 1 AND (
+     q.locked_until <= :now OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now)));
 
 -- known: an item that the caller has code for, or that has been unknown to all workers for a while
 AND (q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
@@ -53,6 +53,7 @@ SELECT EXISTS (
     SELECT 1 FROM worker_queue AS q
     WHERE q.route IN (SELECT value FROM json_each(:new) UNION ALL SELECT :offer)
       AND q.visible_at <= CASE q.route WHEN :offer THEN :now ELSE :until END
+      AND (q.route = :offer OR q.enqueued_at <= :until)
       -- include unlocked
       -- include known
 );
@@ -97,11 +98,11 @@ SELECT min(due) FROM (
 -- scan: visible items of one route that are not locked, oldest first, with the leases of their sessions
 SELECT json_group_array(json_array(
     id, instance_id, execution_id, activity_id, name, session_id, attempts, failures, unknown_for, queued_for, visible_at,
-    order_number IS NOT NULL, tag, worker_id, incarnation, epoch, held, next_worker, session_tag, session_until
+    order_number IS NOT NULL, limited IS 1, tag, worker_id, incarnation, epoch, held, next_worker, session_tag, session_until
 ))
 FROM (
     SELECT q.id, q.instance_id, q.execution_id, q.activity_id, q.name, q.session_id, q.attempts, q.failures,
-           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number,
+           :now - q.unknown_since AS unknown_for, :now - q.enqueued_at AS queued_for, q.visible_at, q.order_number, q.limited,
            q.tag, s.tag AS session_tag, s.locked_until AS session_until,
            s.worker_id, s.incarnation, s.epoch, s.locked_until > :now AND w.worker_id IS NOT NULL AS held,
            CASE WHEN s.next_worker IS NULL OR s.next_until <= :now THEN NULL ELSE (
@@ -113,7 +114,7 @@ FROM (
     LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
     WHERE q.route = :route AND q.visible_at <= :until
       -- Of a worker that is outdated: visible since then, and the session free.
-      AND (:until = :now OR s.locked_until IS NULL OR s.locked_until NOT BETWEEN :until AND :now)
+      AND (:until = :now OR (s.locked_until IS NULL OR s.locked_until NOT BETWEEN :until AND :now) AND q.enqueued_at <= :until)
       -- include unlocked
       AND (:any_name OR q.unknown_since IS NULL OR q.unknown_since <= :unknown_before
            OR q.name IN (SELECT value FROM json_each(:names))

@@ -10,8 +10,10 @@ from affinity.provider.contract import (
     EventOrigin,
     ExecutionInfo,
     InstanceCounts,
+    InstanceSize,
     MessageState,
     QueueStatistics,
+    StatusCounts,
     TreeMember,
     WaitingWork,
     WorkItemInfo,
@@ -22,6 +24,7 @@ from affinity.provider.rows import (
     to_instance_counts,
     to_origins,
     to_record,
+    to_status_counts,
     to_tree_member,
     to_work_item_info,
 )
@@ -29,10 +32,12 @@ from affinity.provider.sqlite import messages, work_items
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.parts import ask
-from affinity.provider.sqlite.sessions import BLOCKED, FREE, NEW, SUSPENDED
+from affinity.provider.sqlite.sessions import BLOCKED, FREE, GATE, GATED, NEW, SUSPENDED
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "management.sql")
+
+_AT_GATES: Final = frozenset({GATE, GATED})
 
 
 def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigin]:
@@ -43,6 +48,11 @@ def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigi
 def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
     rows = tx.rows(SQL["work_items"], {"instance_id": instance_id, "limit": limit, "now": tx.now})
     return [to_work_item_info(instance_id, row, instant) for row in rows]
+
+
+def measure_instance(tx: Tx, instance_id: str) -> InstanceSize | None:
+    row = tx.row(SQL["size"], {"instance_id": instance_id})
+    return None if row is None else to_record(InstanceSize, row)
 
 
 def list_executions(tx: Tx, instance_id: str, limit: int, *, before: int | None = None) -> list[ExecutionInfo]:
@@ -60,7 +70,7 @@ def measure_queues(tx: Tx, limit: int) -> QueueStatistics:
     items, oldest_item, oldest_session = _measure_items(tx, at)
     messages, oldest_message = _measure_messages(tx, at)
     return QueueStatistics(
-        work_items={one: min(limit, items[one]) for one in get_args(WorkItemState)},
+        work_items={one: min(limit, items[one]) for one in get_args(WorkItemState) if one != "limited"},
         messages={one: min(limit, messages[one]) for one in get_args(MessageState)},
         oldest_work_item=oldest_item,
         oldest_message=oldest_message,
@@ -86,11 +96,19 @@ def count_instances(tx: Tx, limit: int, *, after: str | None = None) -> Instance
     return to_instance_counts(rows, limit)
 
 
+def count_statuses(tx: Tx, limit: int) -> StatusCounts:
+    row = tx.row(SQL["count_statuses"], {"limit": limit})
+    assert row is not None
+    return to_status_counts(row, limit)
+
+
 def _measure_items(tx: Tx, at: dict[str, Any]) -> tuple[Counter[WorkItemState], float | None, float | None]:
     """How many, and the ages of the oldest one, and of the oldest one of a session without a holder."""
     counts: Counter[WorkItemState] = Counter()
     ages: dict[str, float] = {}
     for route in work_items.find_routes(tx):
+        if route in _AT_GATES:
+            continue
         row = tx.row(SQL["visible_items"], {**at, "route": route})
         assert row is not None
         running, waiting, oldest = row
@@ -114,6 +132,8 @@ def _measure_messages(tx: Tx, at: dict[str, Any]) -> tuple[Counter[MessageState]
     counts: Counter[MessageState] = Counter()
     ages: list[float] = []
     for route in messages.find_routes(tx):
+        if route in _AT_GATES:
+            continue
         row = tx.row(SQL["visible_messages"], {**at, "route": route})
         assert row is not None
         visible, oldest = row

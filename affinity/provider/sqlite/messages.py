@@ -10,14 +10,21 @@ from affinity.provider.contract import FINISHED, Delivery, MessageKey, NewInstan
 from affinity.provider.sqlite import quotas, replies
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements
+from affinity.records import labels_text
 
 SQL: Final = load_statements(__package__, "messages.sql")
 
 
 def send(tx: Tx, messages: Sequence[NewMessage]) -> None:
     """Queue messages in order. Messages to instances that are missing or finished are dropped."""
+    for message in messages:
+        if message.ends_wait:
+            _end_start_wait(tx, message)
     rows = [
-        (message.instance_id, message.delay, *(message.timer or (None, None)), message.payload, message.generation)
+        (
+            *(message.instance_id, message.delay, *(message.timer or (None, None)), message.payload),
+            *(message.generation, isinstance(message, _StartMessage)),
+        )
         for message in messages
     ]
     tx.many(SQL["send"], rows, {"now": tx.now})
@@ -35,21 +42,22 @@ def insert_new(tx: Tx, instances: Sequence[NewInstance]) -> tuple[list[bool], li
 def _insert(tx: Tx, instances: Sequence[NewInstance], taken: set[str]) -> tuple[list[bool], list[NewMessage]]:
     created: list[bool] = []
     outbox: list[NewMessage] = []
+    rows: list[tuple[object, ...]] = []
     for new in instances:
         created.append(new.instance_id not in taken)
         taken.add(new.instance_id)
         if created[-1]:
-            outbox.append(NewMessage(instance_id=new.instance_id, payload=new.start, delay=new.delay))
+            starts_at = start_time(tx, new)
+            outbox.append(start_message(new, starts_at))
+            rows.append(
+                (
+                    *(new.instance_id, new.generation, new.name, new.version),
+                    *(new.parent_id, new.parent_generation, new.on_deleted, new.session_id),
+                    *(*gate_columns(new, starts_at), starts_at, labels_text(new.labels)),
+                )
+            )
         elif new.on_exists is not None and new.parent_id is not None:
             outbox.append(NewMessage(instance_id=new.parent_id, payload=new.on_exists))
-    rows = [
-        (
-            *(new.instance_id, new.generation, new.name, new.version),
-            *(new.parent_id, new.parent_generation, new.on_deleted, new.session_id),
-        )
-        for new, is_new in zip(instances, created, strict=True)
-        if is_new
-    ]
     tx.many(SQL["create"], rows, {"now": tx.now})
     return created, outbox
 
@@ -129,6 +137,38 @@ def _over_limit(tx: Tx, messages: Sequence[NewMessage], quota: int | None) -> se
 
 def _least(limit: int, quota: int | None) -> int:
     return limit if quota is None else min(limit, quota)
+
+
+def _end_start_wait(tx: Tx, message: NewMessage) -> None:
+    """End the wait of an instance that waits to start, or at its gate: what it has got follows this message."""
+    place = {"instance_id": message.instance_id, "generation": message.generation, "now": tx.now}
+    if tx.run(SQL["end_start_waits"], place):
+        tx.run(SQL["release_messages"], place)
+
+
+class _StartMessage(NewMessage):
+    """The message that starts an instance. It waits at the instance's gate, and all others behind it."""
+
+
+def start_message(new: NewInstance, starts_at: float | None) -> NewMessage:
+    """Return the message that starts an instance. A priority alone shows it earlier, unless its time has not come."""
+    head_start = 0.0 if new.gate is None or new.gate.limited or starts_at is not None else new.gate.head_start
+    return _StartMessage(instance_id=new.instance_id, payload=new.start, delay=-head_start)
+
+
+def start_time(tx: Tx, new: NewInstance) -> float | None:
+    """Return the time at which its start message is visible, if it is not now."""
+    due = max(tx.now + new.delay, new.not_before)
+    return due if due > tx.now else None
+
+
+def gate_columns(new: NewInstance, starts_at: float | None) -> tuple[str | None, bool | None]:
+    """Return the columns ``gate`` and ``limited`` of a new instance. One with a priority alone passes its gate at its
+    time, if that has not come.
+    """
+    if new.gate is None or (starts_at is None and not new.gate.limited):
+        return None, None
+    return new.gate.text, True if new.gate.limited else None
 
 
 class _StatusRow(NamedTuple):

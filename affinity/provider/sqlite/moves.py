@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from affinity.limits import MAX_EPOCH, MAX_PAGE, SWEEP_ROWS
-from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Retention, SessionMove
-from affinity.provider.rows import page_of_moves
+from affinity.provider.contract import MoveFilter, MoveReason, MoveReport, Retention, SessionMove, SessionUse
+from affinity.provider.rows import page_of_moves, to_session_use
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.statements import load_statements, with_parts
@@ -19,6 +19,9 @@ def report(tx: Tx, reports: Sequence[MoveReport]) -> list[MoveReason | None]:
     for one in reports:
         if one.hydrate_seconds is not None:
             tx.run(SQL["report"], {"epoch": one.epoch, "seconds": one.hydrate_seconds, "bytes": one.hydrate_bytes})
+        if one.resource_seconds:
+            resources = to_json(dict(one.resource_seconds))
+            tx.run(SQL["report_resources"], {"epoch": one.epoch, "resources": resources})
     reasons = dict(tx.gather(SQL["reasons"], {"epochs": to_json([one.epoch for one in reports])}))
     return [reasons.get(one.epoch) for one in reports]
 
@@ -32,6 +35,11 @@ def list_page(
         statement = statement.replace("DESC", "ASC")
     bounds = {"after": after or 0, "before": before or MAX_EPOCH, "limit": min(limit, MAX_PAGE)}
     return page_of_moves(tx.rows(statement, {**given, **bounds}), instant, limit, newest=after is None)
+
+
+def list_uses(tx: Tx, session_id: str, *, limit: int = 100) -> list[SessionUse]:
+    rows = tx.rows(SQL["uses"], {"session": session_id, "limit": min(limit, MAX_PAGE), "now": tx.now})
+    return [to_session_use(row, instant) for row in rows]
 
 
 def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:

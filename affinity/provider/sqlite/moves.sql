@@ -1,7 +1,7 @@
 -- moves: between two epochs
 -- Parts: the conditions that are asked for.
 SELECT m.session_id, m.from_worker, m.to_worker, m.epoch, m.reason, m.moved_at, m.queued, m.hydrate_seconds,
-       m.hydrate_bytes, m.gap_seconds
+       m.hydrate_bytes, m.gap_seconds, m.resource_seconds
 FROM session_moves AS m
 WHERE m.epoch > :after AND m.epoch < :before
 -- [session
@@ -37,6 +37,34 @@ FROM json_each(:epochs) AS j CROSS JOIN session_moves AS m ON m.epoch = j.value;
 -- report: what a hydrate has cost; the first of one move counts
 UPDATE session_moves SET hydrate_seconds = :seconds, hydrate_bytes = :bytes
 WHERE epoch = :epoch AND hydrate_seconds IS NULL;
+
+-- report_resources: what loads of resources have cost; the first of each resource counts
+UPDATE session_moves SET resource_seconds = json_patch(:resources, resource_seconds) WHERE epoch = :epoch;
+
+-- uses: of one session, by holds, work and watches
+SELECT * FROM (
+    SELECT 'hold', h.instance_id, NULL, NULL, NULL, h.until FROM session_holds AS h
+    WHERE h.session_id = :session AND h.until > :now ORDER BY h.until, h.instance_id LIMIT :limit
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'work', found.instance_id, found.name, w.worker_id,
+           :now - iif(w.worker_id IS NULL, found.enqueued_at, coalesce(found.locked_at, found.enqueued_at)), NULL
+    FROM (
+        SELECT * FROM worker_queue WHERE session_id = :session
+        UNION ALL
+        SELECT * FROM worker_queue WHERE order_session = :session AND session_id IS NULL
+    ) AS found
+    LEFT JOIN workers AS w
+        ON w.worker_id = found.lock_worker AND w.incarnation = found.lock_incarnation AND w.locked_until > :now
+        AND found.locked_until > :now
+    ORDER BY w.worker_id IS NULL, found.enqueued_at, found.instance_id, found.activity_id LIMIT :limit
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'watch', s.instance_id, NULL, NULL, NULL, NULL FROM session_watches AS s
+    WHERE s.session_id = :session ORDER BY s.instance_id LIMIT :limit
+);
 
 -- remove: the oldest ones, up to a number
 DELETE FROM session_moves

@@ -152,6 +152,7 @@ class _FoundRow(NamedTuple):
     owner: str | None  # that is alive
     incarnation: str | None
     session_id: str | None
+    value_bytes: int
     suspended: int
 
 
@@ -275,4 +276,5 @@ class _Search:
             unknown_for=row.unknown_for,
             messages=messages,
             session_id=row.session_id,
+            value_bytes=row.value_bytes,
         )

@@ -31,11 +31,11 @@ SELECT min(due) FROM (
 -- scan: a page of the visible messages of one route, oldest first, with the state of their instances
 SELECT json_group_array(json_array(
     instance_id, generation, execution_id, name, version, event_count, claims, unknown_for, worker_id, incarnation, session_id,
-    suspended
+    value_bytes, suspended
 ))
 FROM (
     SELECT i.instance_id, i.generation, i.execution_id, i.name, i.version, i.event_count, i.claims,
-           :now - i.unknown_since AS unknown_for, w.worker_id, w.incarnation, i.session_id,
+           :now - i.unknown_since AS unknown_for, w.worker_id, w.incarnation, i.session_id, i.value_bytes,
            i.status = 'suspended' AS suspended
     FROM orchestrator_queue AS q
     CROSS JOIN instances AS i ON i.instance_id = q.instance_id

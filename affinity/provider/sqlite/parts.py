@@ -9,7 +9,7 @@ from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
 from affinity.actions import ActionCall, Actors, Administration
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
-from affinity.provider.contract import Retention
+from affinity.provider.contract import NewWorkItem, Retention
 from affinity.provider.rounds import RoundKind
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.records import CommitPart, frozen
@@ -54,6 +54,18 @@ class SqliteCommit:
     """
 
 
+class GateKeeper(Protocol):
+    """Decides for one commit which of its new work items pass their gates immediately (`NewWorkItem.gate`)."""
+
+    def passes(self, item: NewWorkItem) -> bool:
+        """Return whether an item passes; then it has its places."""
+        ...
+
+    def write(self) -> None:
+        """Write the places of the items that have passed, which are in the queue now."""
+        ...
+
+
 class Access(NamedTuple):
     """The calls of the provider that a round makes: each is a transaction."""
 
@@ -73,6 +85,8 @@ class SqlitePart:
     """Seconds for which the loop's work has been due, for `QueueStatistics.late`."""
     next_due: Seconds | None = None
     """Future time, in Unix seconds, at which the loop's work will be due next; for `affinity.testing.Env`."""
+    is_endless: bool = False
+    """Whether there may always be a next time, as ticks of schedules: `Env.run_until_idle` does not wait for it."""
     remove_old: Callable[[Tx, Retention], tuple[int, bool]] | None = None
     """Do a step of removing old data. Return the number of rows that it has removed, and whether there may be more."""
     rounds: Callable[[Access, Retention], Sequence[RoundKind]] | None = None
@@ -90,6 +104,8 @@ class SqlitePart:
     administered: Callable[[Tx, Administration], None] | None = None
     """Write the guest's rows in the transaction in which the owner administers the database."""
     commit: SqliteCommit | None = None
+    gates: Callable[[Tx], GateKeeper] | None = None
+    """Return the keeper of gates for a commit. For one guest."""
 
 
 @cache
@@ -115,6 +131,12 @@ def tell_guests(tx: Tx, done: Administration) -> None:
 def commits() -> Mapping[str, SqliteCommit]:
     """Return the functions that commit parts, by guest."""
     return {guest: part.commit for guest, part in parts().items() if part.commit is not None}
+
+
+@cache
+def gate_keeper() -> Callable[[Tx], GateKeeper] | None:
+    """Return what makes a keeper of gates; None: limited work waits until it is admitted."""
+    return next((part.gates for part in parts().values() if part.gates is not None), None)
 
 
 class PartWriters:

@@ -36,6 +36,7 @@ from affinity.provider.sqlite import (
     changes,
     fetching,
     hints,
+    identity,
     management,
     moves,
     old_data,
@@ -48,6 +49,7 @@ from affinity.provider.sqlite import (
     resources,
     sessions,
     suspension,
+    values,
     waits,
     work_items,
     workers,
@@ -272,15 +274,20 @@ class SqliteProvider:
     restart_instance: Final = acts("restart_instance", "instance", stored.restart_instances)
     send_message: Final = acts("send_message", "instance", send_all)
     get_replies: Final = reads(replies.read)
+    list_waiting_tags: Final = reads(waits.list_waiting_tags)
+    get_values: Final = reads(values.read)
     get_instance: Final = reads(stored.get_instances)
     list_instances: Final = reads(stored.list_instances)
+    count_matching: Final = reads(stored.count_matching)
     read_origins: Final = reads(management.read_origins)
     list_work_items: Final = reads(management.list_work_items)
+    measure_instance: Final = reads(management.measure_instance)
     list_executions: Final = reads(management.list_executions)
     list_tree: Final = reads(management.list_tree)
     measure_queues: Final = reads(management.measure_queues)
     sample_waiting_work: Final = reads(management.sample_waiting_work)
     count_instances: Final = reads(management.count_instances)
+    count_statuses: Final = reads(management.count_statuses)
     resume_instance: Final = acts("resume_instance", "instance", suspension.resume)
     reset_instance: Final = acts("reset_instance", "instance", resetting.reset)
     delete_instance: Final = acts("delete_instance", "instance", stored.delete_instances)
@@ -300,6 +307,7 @@ class SqliteProvider:
     set_drain_wanted: Final = acts("set_drain_wanted", "worker", workers.set_drain_wanted)
     list_sessions: Final = reads(sessions.list_sessions)
     list_session_moves: Final = reads(moves.list_page)
+    list_session_uses: Final = reads(moves.list_uses)
     list_workers: Final = reads(workers.list_workers)
     list_code: Final = reads(workers.list_code)
     desired_workers: Final = reads(workers.measure_demand)
@@ -310,6 +318,9 @@ class SqliteProvider:
 
     suspend_rebalancing: Final = acts("suspend_rebalancing", "", rebalancing.suspend)
     get_quotas: Final = reads(quotas.get)
+    read_identity: Final = reads(identity.read)
+    mark_encoded: Final = writes(identity.mark_encoded)
+    mark_offloaded: Final = writes(identity.mark_offloaded)
     set_quotas: Final = acts("set_quotas", "", quotas.set_all)
 
     # -- resources

@@ -31,8 +31,8 @@ FROM (
         LEFT JOIN sessions AS s ON s.session_id = q.session_id AND s.locked_until > :now
         LEFT JOIN workers AS w ON w.worker_id = s.worker_id AND w.incarnation = s.incarnation AND w.locked_until > :now
         WHERE q.route IN (SELECT value FROM json_each(:new)) AND q.visible_at <= :since AND w.worker_id IS NULL
-          AND (q.lock_token IS NULL OR q.locked_until <= :now
-               OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+          AND (q.lock_token IS NULL OR q.limited IS NOT 1 AND (q.locked_until <= :now
+               OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now)))
           AND q.name IN (SELECT value FROM json_each(:names))
           AND (q.needs IS NULL OR q.needs IN (SELECT value FROM json_each(:names)))
         ORDER BY q.visible_at, q.id

@@ -12,6 +12,9 @@ from affinity.provider.sqlite.driver.transaction import PORTION, Tx, to_json
 from affinity.provider.sqlite.payloads import REPLIES, read_payloads
 from affinity.provider.statements import load_statements
 
+OF_ONE: Final = "WHERE instance_id = :instance_id AND "
+"""In place of the beginning of a condition: for one instance."""
+
 SQL: Final = load_statements(__package__, "replies.sql")
 
 
@@ -44,6 +47,10 @@ def read(tx: Tx, keys: Sequence[MessageKey], *, max_bytes: int = MAX_BATCH_BYTES
     return states
 
 
-def forget(tx: Tx, cutoff: float) -> bool:
-    """Remove keys that are old, a bounded number; whether there may be more."""
-    return tx.run(SQL["forget"], {"cutoff": cutoff, "window": PRUNE_WINDOW}) == PRUNE_WINDOW
+def forget(tx: Tx, cutoff: float, instance_id: str | None = None) -> bool:
+    """Remove keys that are old, a bounded number, of all instances or one; whether there may be more."""
+    at = {"cutoff": cutoff, "window": PRUNE_WINDOW}
+    if instance_id is None:
+        return tx.run(SQL["forget"], at) == PRUNE_WINDOW
+    of_one = SQL["forget"].replace("WHERE updated_at", OF_ONE + "updated_at")
+    return tx.run(of_one, {**at, "instance_id": instance_id}) == PRUNE_WINDOW

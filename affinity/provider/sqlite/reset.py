@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from affinity.provider.contract import NewMessage, NewWorkItem, Reset
-from affinity.provider.sqlite import holds, instances, suspension, turns, work_items
+from affinity.provider.sqlite import holds, instances, suspension, turns, values, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.messages import reroute_all_messages, send
-from affinity.provider.sqlite.placing import OrderPlacer, blocked_row, restriction
+from affinity.provider.sqlite.placing import OrderPlacer, more_columns, waiting_row
 from affinity.provider.sqlite.sessions import FREE, NEW, Lease, read_leases
 from affinity.provider.statements import load_statements
+from affinity.records import labels_text
 
 SQL: Final = load_statements(__package__, "reset.sql")
 
@@ -20,7 +21,11 @@ SQL: Final = load_statements(__package__, "reset.sql")
 def reset(tx: Tx, reset: Reset) -> bool:
     at: dict[str, Any] = {"instance_id": reset.instance_id, "execution_id": reset.execution_id, "now": tx.now}
     fence = {"generation": reset.generation, "seen": reset.event_count}
-    count = {"event_count": reset.keep + len(reset.history), "custom_status": reset.custom_status}
+    count = {
+        "event_count": reset.keep + len(reset.history),
+        "custom_status": reset.custom_status,
+        "labels": labels_text(reset.labels),
+    }
     if not tx.run(SQL["begin"], {**at, **fence, **count}):
         return False
     tx.run(SQL["copy"], {**at, "keep": reset.keep})
@@ -28,6 +33,8 @@ def reset(tx: Tx, reset: Reset) -> bool:
     tx.many(turns.SQL["append"], added, {"now": tx.now, "worker_id": None})
     tx.many(instances.SQL["clear_items"], [reset.instance_id])
     holds.end(tx, [reset.instance_id])
+    if reset.values:
+        values.write(tx, [(reset.instance_id, reset.values)])
     holds.watch(tx, reset.instance_id, reset.watches)
     _queue(tx, reset, at)
     tx.run(suspension.SQL["close"], {**at, "forget": True})
@@ -64,8 +71,8 @@ def _kept(message: NewMessage, due: Mapping[int, float], now: float) -> NewMessa
 
 def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) -> tuple[Any, ...]:
     place = None if item.order is None else orders.next_place(item.order)
-    if place is not None and place > 1:
-        return blocked_row(item, place)
+    if (waiting := waiting_row(item, place)) is not None:
+        return waiting
     lease = None if item.session_id is None else leases.get(item.session_id)
     route = FREE if item.session_id is None else NEW if lease is None else lease.route
     return (
@@ -78,5 +85,5 @@ def _row(item: NewWorkItem, leases: Mapping[str, Lease], orders: OrderPlacer) ->
         item.payload,
         item.order,
         place,
-        *restriction(item),
+        *more_columns(item),
     )

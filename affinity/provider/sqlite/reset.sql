@@ -6,10 +6,13 @@ UPDATE instances SET
     output = NULL,
     error = NULL,
     custom_status = :custom_status,
+    labels = :labels,
     owner_incarnation = NULL,
     claims = 0,
     unknown_since = NULL,
     unread = 0,
+    gate = NULL,
+    limited = iif(status IN ('running', 'suspended'), limited, NULL), -- one that has not ended keeps its slots
     updated_at = :now
 WHERE instance_id = :instance_id AND generation = :generation AND execution_id = :execution_id AND event_count = :seen;
 

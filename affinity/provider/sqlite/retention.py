@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, LiteralString, NamedTuple
 
 from affinity.limits import PRUNE_EVENTS, PRUNE_STEP_SECONDS, PRUNE_TREE_EVENTS, PRUNE_WINDOW, SWEEP_EVENTS
 from affinity.provider.contract import SWEPT_STATUSES, HistoryPruning, InstancePruning, Retention
@@ -13,6 +13,7 @@ from affinity.provider.sqlite import instances as stored
 from affinity.provider.sqlite import replies
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
+from affinity.provider.sqlite.replies import OF_ONE
 from affinity.provider.statements import load_statements
 
 SQL: Final = load_statements(__package__, "retention.sql")
@@ -31,20 +32,26 @@ def prune_instances(
     )
 
 
-def prune_histories(tx: Tx, older_than: float, *, dry_run: bool = False) -> HistoryPruning:
-    return _prune_histories(tx, older_than, events=PRUNE_EVENTS, dry_run=dry_run)
+def prune_histories(
+    tx: Tx, older_than: float, *, instance_id: str | None = None, dry_run: bool = False
+) -> HistoryPruning:
+    return _prune_histories(tx, older_than, instance_id=instance_id, events=PRUNE_EVENTS, dry_run=dry_run)
 
 
-def _prune_histories(tx: Tx, older_than: float, *, events: int, dry_run: bool = False) -> HistoryPruning:
+def _prune_histories(
+    tx: Tx, older_than: float, *, instance_id: str | None = None, events: int, dry_run: bool = False
+) -> HistoryPruning:
     until = monotonic() + PRUNE_STEP_SECONDS
     cutoff = tx.now - older_than
+    which = {} if instance_id is None else {"instance_id": instance_id}
     if dry_run:
-        return HistoryPruning(executions=tx.value(SQL["count_histories"], {"cutoff": cutoff}), limit_reached=False)
-    more_keys = replies.forget(tx, cutoff)
-    due = tx.rows(SQL["histories"], {"cutoff": cutoff, "window": PRUNE_WINDOW})
+        count = _of_one(SQL["count_histories"], instance_id)
+        return HistoryPruning(executions=tx.value(count, {"cutoff": cutoff, **which}), limit_reached=False)
+    more_keys = replies.forget(tx, cutoff, instance_id)
+    due = tx.rows(_of_one(SQL["histories"], instance_id), {"cutoff": cutoff, "window": PRUNE_WINDOW, **which})
     room, executions = events, 0
-    for instance_id, execution_id in due:
-        at = {"instance_id": instance_id, "execution_id": execution_id}
+    for of, execution_id in due:
+        at = {"instance_id": of, "execution_id": execution_id}
         room -= tx.run(SQL["cut_history"], {**at, "events": room})
         if room <= 0:
             return HistoryPruning(executions=executions, limit_reached=True)
@@ -52,6 +59,11 @@ def _prune_histories(tx: Tx, older_than: float, *, events: int, dry_run: bool = 
         if monotonic() > until:
             return HistoryPruning(executions=executions, limit_reached=True)
     return HistoryPruning(executions=executions, limit_reached=more_keys or len(due) == PRUNE_WINDOW)
+
+
+def _of_one(statement: LiteralString, instance_id: str | None) -> LiteralString:
+    """Return the statement, for one instance if it is given: the index that finds it is another."""
+    return statement if instance_id is None else statement.replace("WHERE NOT is_last", OF_ONE + "NOT is_last")
 
 
 def sweep_instances(tx: Tx, retention: Retention) -> tuple[int, bool]:

@@ -20,6 +20,8 @@ _SOME: Final = with_parts(SQL["list"], frozenset({"some"}))
 FREE: Final = "free"
 NEW: Final = "new"
 BLOCKED: Final = "blocked"
+GATE: Final = "gate"
+GATED: Final = "gated"
 SUSPENDED: Final = "suspended"
 
 

@@ -4,7 +4,7 @@ SELECT json_group_array(session_id) FROM sessions WHERE worker_id = :worker_id A
 -- to_inherit: the sessions of a worker whose work another worker with these tags takes
 SELECT json_group_array(session_id) FROM sessions
 WHERE worker_id = :worker_id AND locked_until > :now
-  AND iif(tag IS NULL, NOT :only_tagged, tag IN (SELECT value FROM json_each(:tags)));
+  AND iif(tag IS NULL, NOT :only_tagged, EXISTS (SELECT 1 FROM json_each(:tags) WHERE value IN (tag, 'any')));
 
 -- count_held: sessions that an incarnation holds
 SELECT count(*) FROM sessions WHERE worker_id = :worker_id AND locked_until > :now AND incarnation = :incarnation;
@@ -45,7 +45,8 @@ ON CONFLICT (session_id) DO UPDATE SET
 -- A JSON object gets a last member that says where the session is now, and why.
 INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
 SELECT i.instance_id,
-       CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
+       CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN i.gate IS NOT NULL THEN 'gated'
+            WHEN w.worker_id IS NULL THEN 'new' ELSE 'w:' || w.worker_id END,
        :now, CASE
            WHEN watch.payload LIKE '{%}' THEN substr(watch.payload, 1, length(watch.payload) - 1) || ',"move":' || (
                SELECT json_object('worker_id', s.worker_id, 'epoch', s.epoch, 'reason', m.reason)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from affinity.limits import DRAINED_RETENTION_SECONDS, MAX_REROUTE, SWEEP_ROWS
 from affinity.provider.contract import LEFT, OFFER_SECONDS, Sweep
-from affinity.provider.sqlite import activity_waits, messages, work_items
+from affinity.provider.sqlite import activity_waits, instances, messages, work_items
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.parts import ask
 from affinity.provider.sqlite.sessions import is_offer, own_route
@@ -41,6 +41,7 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         return Sweep(swept=False)
     repair = _Repair(tx)
     repair.run()
+    begun = instances.begin_next_starts(tx, SWEEP_ROWS)
     sessions_removed = tx.run(
         SQL["remove_sessions"], {"expired_before": tx.now - session_retention, "limit": SWEEP_ROWS}
     )
@@ -53,11 +54,11 @@ def sweep(tx: Tx, *, interval: float, session_retention: float, worker_retention
         tx.run(SQL["due_immediately"])
     return Sweep(
         swept=True,
-        rerouted=repair.rerouted,
+        rerouted=repair.rerouted + begun,
         sessions_removed=sessions_removed,
         workers_removed=workers_removed,
         limit_reached=repair.exhausted,
-        backlog=max(sessions_removed, holds_removed) >= SWEEP_ROWS,
+        backlog=max(begun, sessions_removed, holds_removed) >= SWEEP_ROWS,
         due=ask(tx, "due"),
     )
 

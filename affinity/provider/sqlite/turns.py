@@ -25,7 +25,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
-from affinity.provider.sqlite import holds, instances, parking, releasing, replies, sessions
+from affinity.provider.sqlite import holds, instances, parking, releasing, replies, sessions, values
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.parts import PartWriters
@@ -34,6 +34,7 @@ from affinity.provider.sqlite.session_states import FenceChecker
 from affinity.provider.sqlite.work_items import HeldItemRow, find, remove
 from affinity.provider.sqlite.workers import read_caller
 from affinity.provider.statements import load_statements
+from affinity.records import labels_text
 
 SQL: Final = load_statements(__package__, "turns.sql")
 
@@ -73,6 +74,8 @@ def commit(tx: Tx, identity: WorkerIdentity, turns: Sequence[Turn], timeouts: Ti
     holds.apply(tx, [accepted.turn for accepted in passed], timeouts.session_lock)
     _cancel(tx, [accepted.turn for accepted in passed])
     replies.reply(tx, [accepted.turn for accepted in passed if accepted.turn.replies])
+    if valued := [(accepted.turn.instance_id, accepted.turn.values) for accepted in passed if accepted.turn.values]:
+        values.write(tx, valued)
     if released := [session_id for accepted in passed for session_id in accepted.turn.release_sessions]:
         releasing.release(tx, released)
     return [
@@ -126,6 +129,7 @@ def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_PassedTurn]) ->
     tx.many(SQL["add_runs"], [row for turn in turns if turn.runs for row in _runs(turn)])
     tx.many(SQL["go_on"], [_go_on(turn) for turn in turns if turn.update is None], {"now": tx.now})
     tx.many(SQL["advance"], [_advance(turn, turn.update) for turn in turns if turn.update], {"now": tx.now})
+    tx.many(SQL["label"], [(turn.instance_id, labels_text(turn.labels)) for turn in turns if turn.labels is not None])
     _, outbox = insert_new(tx, [instance for turn in turns for instance in turn.instances])
     send(tx, [*outbox, *(message for turn in turns for message in turn.messages)])
 

@@ -43,6 +43,10 @@ UPDATE instances SET
 FROM json_each(:rows) AS j
 WHERE instances.instance_id = j.value ->> 0;
 
+-- label: instances
+UPDATE instances SET labels = j.value ->> 1
+FROM json_each(:rows) AS j WHERE instances.instance_id = j.value ->> 0;
+
 -- consume: messages that are in the history now
 DELETE FROM orchestrator_queue WHERE id IN (
     SELECT q.id FROM json_each(:rows) AS j

@@ -64,6 +64,11 @@ def _end_waits(
     return EndedWaits(failed=failed, freed=_free(tx, moving))
 
 
+def list_waiting_tags(tx: Tx, limit: int) -> list[str]:
+    routes = [route for first, last in _TAGGED for route in find_routes(tx, first, last)]
+    return sorted({route.partition("#")[2] for route in routes})[:limit]
+
+
 def _stranded(tx: Tx, tag_timeout: float | None, limit: int) -> list[int]:
     """Items that have waited for so long, and no worker with their tag was alive in that time."""
     if tag_timeout is None:
@@ -77,7 +82,8 @@ def _stranded(tx: Tx, tag_timeout: float | None, limit: int) -> list[int]:
 def _lock(tx: Tx, arguments: dict[str, object], token: Token) -> WorkItem:
     row = tx.row(SQL["lock"], arguments)
     assert row is not None
-    instance_id, execution_id, activity_id, name, payload, session_id, attempts, failures, queued_for, ordered = row
+    instance_id, execution_id, activity_id, name, payload, session_id, attempts, failures, queued_for, *flags = row
+    ordered, limited = flags
     return WorkItem(
         lock=WorkLock(WorkKey(instance_id, execution_id, activity_id), token),
         name=name,
@@ -89,6 +95,7 @@ def _lock(tx: Tx, arguments: dict[str, object], token: Token) -> WorkItem:
         unknown_for=None,
         queued_for=queued_for,
         ordered=bool(ordered),
+        limited=bool(limited),
     )
 
 

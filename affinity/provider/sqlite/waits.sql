@@ -18,14 +18,15 @@ WHERE id IN (SELECT value FROM json_each(:rows));
 
 -- had_tag: whether a worker with a tag was alive since a time
 SELECT EXISTS (
-    SELECT 1 FROM workers AS w, json_each(w.tags) AS has WHERE has.value = :tag AND w.locked_until > :since);
+    SELECT 1 FROM workers AS w, json_each(w.tags) AS has WHERE has.value IN (:tag, 'any') AND w.locked_until > :since);
 
 -- stranded: items of a route that are not locked and wait since a time
 SELECT json_group_array(id) FROM (
     SELECT q.id FROM worker_queue AS q
     WHERE q.route = :route AND q.visible_at <= :since
-      AND (q.lock_token IS NULL OR q.locked_until <= :now
-           OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now))
+      AND max(q.enqueued_at, coalesce(q.waits_since, 0.0)) <= :since
+      AND (q.lock_token IS NULL OR q.limited IS NOT 1 AND (
+           q.locked_until <= :now OR q.lock_incarnation NOT IN (SELECT incarnation FROM workers WHERE locked_until > :now)))
     ORDER BY q.visible_at LIMIT :limit
 );
 
@@ -33,14 +34,14 @@ SELECT json_group_array(id) FROM (
 UPDATE worker_queue SET lock_worker = :worker_id, lock_incarnation = :incarnation, lock_token = :token,
     locked_until = :locked_until, attend_at = iif(attend_at IS NULL, NULL, :locked_until)
 WHERE id = :id
-RETURNING instance_id, execution_id, activity_id, name, payload, coalesce(session_id, order_session), attempts, failures,
-    :now - enqueued_at, order_number IS NOT NULL;
+RETURNING instance_id, execution_id, activity_id, name, payload, coalesce(session_id, gate_session, order_session), attempts,
+    failures, :now - enqueued_at, order_number IS NOT NULL, limited IS 1;
 
 -- has_room_elsewhere: whether another worker than the holder takes work of a session, and has room for it
 SELECT EXISTS (
     SELECT 1 FROM sessions AS s JOIN workers AS w ON w.worker_id <> s.worker_id
     WHERE s.session_id = :session_id AND w.locked_until > :now AND NOT w.draining
-      AND iif(s.tag IS NULL, NOT w.only_tagged, s.tag IN (SELECT value FROM json_each(w.tags)))
+      AND iif(s.tag IS NULL, NOT w.only_tagged, EXISTS (SELECT 1 FROM json_each(w.tags) WHERE value IN (s.tag, 'any')))
       AND w.capacity > (
           SELECT count(*) FROM sessions AS x
           WHERE x.worker_id = w.worker_id AND x.locked_until > :now AND x.incarnation = w.incarnation));

@@ -32,15 +32,19 @@ DELETE FROM worker_queue WHERE id IN (SELECT value FROM json_each(:rows));
 -- give_back: unlock an item and count what came of it; one that was to be failed waits behind others again
 UPDATE worker_queue SET
     lock_worker = NULL, lock_incarnation = NULL, lock_token = NULL, locked_until = NULL,
-    route = iif(route = 'blocked', route, :route),
+    route = CASE WHEN route = 'blocked' THEN route WHEN gate IS NULL THEN :route ELSE 'gate' END,
+    session_id = iif(limited, NULL, session_id),
+    gate_session = iif(limited, coalesce(session_id, gate_session), NULL),
+    passed_over = NULL,
     visible_at = CASE WHEN :delay > 0 THEN :now + :delay ELSE min(visible_at, :now) END,
     attempts = attempts - :uncounted,
     failures = failures + :failed,
+    failed_at = iif(:failed, :now, failed_at),
     unknown_since = CASE WHEN :unknown THEN coalesce(unknown_since, :now) ELSE unknown_since END,
     needs = CASE WHEN :unknown THEN :needs ELSE needs END,
     last_error = coalesce(:error, last_error),
     waits_since = :now + max(:delay, 0),
-    attend_at = iif(attend_at IS NULL, NULL, :now + max(:delay, 0) + min(
+    attend_at = iif(attend_at IS NULL OR limited, NULL, :now + max(:delay, 0) + min(
         coalesce(takeover_after, fail_after), coalesce(fail_after, takeover_after)))
 WHERE id = :id;
 
@@ -53,24 +57,25 @@ UPDATE worker_queue SET
     visible_at = min(visible_at, :now), attempts = attempts - (lock_token NOT IN (SELECT value FROM json_each(:delivered)))
 WHERE lock_incarnation = :incarnation AND lock_token NOT IN (SELECT value FROM json_each(:known));
 
--- insert: queue items; an item that comes with a token is locked to the committer
+-- insert: queue items; an item that comes with a token is locked to the committer; a head start makes it visible earlier
 INSERT INTO worker_queue (
     instance_id, execution_id, activity_id, name, session_id, route, visible_at,
     lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload, order_session, order_number,
-    tag, takeover_after, fail_after, waits_since, attend_at
+    tag, takeover_after, fail_after, waits_since, attend_at, gate, limited, gate_session
 )
 SELECT value ->> '$[0][0]', value ->> '$[0][1]', value ->> '$[0][2]', value ->> 1, value ->> 2, value ->> 3,
-       :now + max(value ->> 4, 0.0),
+       :now + max(value ->> 4, 0.0) - iif(value ->> 13 AND value ->> 3 IN ('gate', 'blocked'), 0.0, coalesce(value ->> 15, 0.0)),
        iif(value ->> 5 IS NULL, NULL, :worker_id), iif(value ->> 5 IS NULL, NULL, :incarnation), value ->> 5,
        iif(value ->> 5 IS NULL, NULL, :locked_until), value ->> 5 IS NOT NULL, :now, value ->> 6,
        value ->> 7, value ->> 8, value ->> 9, value ->> 10, value ->> 11,
        :now + max(value ->> 4, 0.0),
-       -- NULL if both are
-       :now + max(value ->> 4, 0.0) + min(
-           coalesce(value ->> 10, value ->> 11), coalesce(value ->> 11, value ->> 10))
+       -- NULL if both are, and while the item waits at its gate
+       :now + max(value ->> 4, 0.0) + iif(value ->> 13 AND value ->> 3 IN ('gate', 'blocked'), NULL, min(
+           coalesce(value ->> 10, value ->> 11), coalesce(value ->> 11, value ->> 10))),
+       value ->> 12, value ->> 13, value ->> 14
 FROM json_each(:rows);
 
--- insert_locked: the same for items that are all locked to the committer, and neither ordered nor restricted, as nearly all are
+-- insert_locked: the same for items that are all locked to the committer, and have no more columns, as nearly all
 INSERT INTO worker_queue (
     instance_id, execution_id, activity_id, name, session_id, route, visible_at,
     lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, payload

@@ -5,7 +5,7 @@ SELECT incarnation, locked_until, draining FROM workers WHERE worker_id = :worke
 SELECT EXISTS (
     SELECT 1 FROM workers
     WHERE worker_id = :worker_id AND locked_until > :now AND NOT draining
-      AND iif(:tag IS NULL, NOT only_tagged, :tag IN (SELECT value FROM json_each(tags))));
+      AND iif(:tag IS NULL, NOT only_tagged, EXISTS (SELECT 1 FROM json_each(tags) WHERE value IN (:tag, 'any'))));
 
 -- put: take the name and a lease; a new incarnation is a new start
 INSERT INTO workers (worker_id, incarnation, locked_until, started_at, labels, capacity, app, code_version,
@@ -44,7 +44,8 @@ WITH me AS (
     SELECT w.worker_id, w.incarnation, w.code_version, w.code_since, w.capacity
     FROM me JOIN workers AS w ON w.app = me.app AND w.locked_until > :now AND NOT w.draining
     WHERE (me.only_tagged OR NOT w.only_tagged)
-      AND NOT EXISTS (SELECT value FROM json_each(me.tags) EXCEPT SELECT value FROM json_each(w.tags))
+      AND (NOT EXISTS (SELECT value FROM json_each(me.tags) EXCEPT SELECT value FROM json_each(w.tags))
+           OR 'any' IN (SELECT value FROM json_each(w.tags)))
 ), newest AS (
     SELECT code_version, code_since FROM able
     ORDER BY code_since DESC, code_version LIMIT 1

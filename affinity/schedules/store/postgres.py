@@ -12,7 +12,7 @@ from affinity.limits import MAX_PAGE, PRUNE_WINDOW
 from affinity.provider.contract import Retention
 from affinity.provider.postgres.actions import acts, with_shares
 from affinity.provider.postgres.driver.arrays import Ints, Texts
-from affinity.provider.postgres.messages import STARTED, created_of, instance_columns
+from affinity.provider.postgres.messages import STARTED, created_of, instance_columns, label_columns
 from affinity.provider.postgres.operations import Database
 from affinity.provider.postgres.parts import CHANGE, READ, RUN, PostgresPart, Rights
 from affinity.provider.statements import load_statements, with_parts
@@ -31,6 +31,7 @@ async def write_schedules(db: Database, writes: Sequence[ScheduleWrite]) -> Sequ
         "rows": json.dumps(rows),
         "of": Ints(n for n, _ in starts),
         **instance_columns([new for _, new in starts]),
+        **label_columns([new for _, new in starts]),
     }
     statement = _SQL["client_write" if db.as_client else "write"]
     written = await db.connections.misc.run(*with_shares(db.shares, statement, STARTED, params))
@@ -85,5 +86,6 @@ PART: Final = PostgresPart(
     due="next_schedule()",
     late=_SQL["late"],
     next_due=_SQL["next_due"],
+    is_endless=True,
     remove_old=remove_ended,
 )

@@ -1,10 +1,10 @@
 -- write: schedules, and the instances that they start
 SELECT n, quota, allowed FROM write_schedules(%(rows)s, %(of)s, %(instance)s, %(generation)s, %(name)s, %(version)s,
-    %(start)s, %(delay)s, %(session)s)
+    %(start)s, %(delay)s, %(session)s, %(labels)s)
 
 -- client_write: the same, for clients
 SELECT n, quota, allowed FROM client_write_schedules(%(rows)s, %(of)s, %(instance)s, %(generation)s, %(name)s, %(version)s,
-    %(start)s, %(delay)s, %(session)s)
+    %(start)s, %(delay)s, %(session)s, %(labels)s)
 
 -- next: the time, and seconds until a schedule is due
 SELECT clock(), next_schedule()

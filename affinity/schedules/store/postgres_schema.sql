@@ -47,7 +47,7 @@ $$;
 -- instances, nothing is written, and one row names it.
 CREATE FUNCTION write_schedules(
     _rows json, _of bigint[], _instance text[], _generation text[], _name text[], _version text[], _start text[],
-    _delay float8[], _session text[]
+    _delay float8[], _session text[], _labels text[] = NULL
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     known bigint[];
@@ -59,7 +59,7 @@ BEGIN
         SELECT w.n FROM json_to_recordset(_rows) AS w (n bigint, name text, generation text, revision bigint)
         JOIN schedules s ON s.name = w.name AND s.generation = w.generation AND s.revision = w.revision);
     SELECT c.quota, c.allowed INTO refused
-    FROM create_instances(_instance, _generation, _name, _version, _start, _delay => _delay, _session => _session,
+    FROM create_instances(_instance, _generation, _name, _version, _start, _delay => _delay, _session => _session, _labels => _labels,
         _only => ARRAY(SELECT o.k FROM unnest(_of) WITH ORDINALITY AS o (n, k) WHERE o.n = ANY (known))) c
     WHERE c.n IS NULL;
     IF FOUND THEN
@@ -99,13 +99,13 @@ END $$;
 -- Writes schedules as `write_schedules` does; only workers say which code declares one.
 CREATE FUNCTION client_write_schedules(
     _rows json, _of bigint[], _instance text[], _generation text[], _name text[], _version text[], _start text[],
-    _delay float8[], _session text[]
+    _delay float8[], _session text[], _labels text[] = NULL
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     given record;
 BEGIN
     PERFORM check_client_ids(_instance || _generation || _session);
-    PERFORM check_client_starts(_start, _name, _version);
+    PERFORM check_client_starts(_start, _name, _version, _labels);
     PERFORM FROM schedules s
     WHERE s.name IN (SELECT w.name FROM json_to_recordset(_rows) AS w (name text)) ORDER BY s.name FOR UPDATE;
     FOR given IN
@@ -123,5 +123,5 @@ BEGIN
         END IF;
     END LOOP;
     RETURN QUERY SELECT w.n, w.quota, w.allowed FROM write_schedules(
-        _rows, _of, _instance, _generation, _name, _version, _start, _delay, _session) w;
+        _rows, _of, _instance, _generation, _name, _version, _start, _delay, _session, _labels) w;
 END $$;

@@ -91,5 +91,6 @@ PART: Final = SqlitePart(
     due=seconds_until_due,
     late=seconds_late,
     next_due=next_due,
+    is_endless=True,
     remove_old=remove_ended,
 )

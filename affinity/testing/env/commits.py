@@ -23,6 +23,8 @@ def describe_commit(verb: str, arguments: Sequence[Any], names: Names) -> str:
     """
     if verb == "save":  # the first argument is the state
         return f"the state of session {arguments[0].session_id!r}"
+    if verb in _OF_LIMITS:  # they name no worker
+        return f"{_OF_LIMITS[verb]} {', '.join(sorted({repr(each.limit) for each in arguments[0]}))}"
     _, written, *_ = arguments  # behind the identity of the worker
     text = "; ".join(_DESCRIBE[verb](each, names) for each in written)
     return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]} …"
@@ -68,6 +70,9 @@ _DESCRIBE: Final[dict[str, Callable[[Any, Names], str]]] = {
     "abandon_work_item": _describe_abandon,
     "suspend_instance": _describe_suspend,
 }
+
+
+_OF_LIMITS: Final = {"charge_limits": "charges the limits", "close_limits": "closes the limits"}
 
 
 def _name(key: WorkKey, names: Names) -> str:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from contextvars import copy_context
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -30,6 +31,7 @@ from affinity.errors import (
 from affinity.limits import MAX_RETENTION_SECONDS
 from affinity.orchestration import ActivityContext
 from affinity.orchestration.definitions import definition_of
+from affinity.payloads import Blobs, PayloadCodec, check_blobs, check_codec, with_payloads
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.provider.urls import scheme_of
@@ -75,6 +77,10 @@ class Env(AsyncBlock):
         always_replay: each turn of an orchestration begins with a replay of its history, as after a crash: code that is
             not deterministic suspends its instance.
         options: of the workers; ``worker_node_id`` is not used.
+        codec: encodes the payloads, of the workers and of the client. By default there is none, whatever
+            ``AFFINITY_CODEC`` names.
+        blobs: keeps the large payloads; no worker collects them, since time is virtual here, and not in the store. By
+            default there is no blob store.
         max_jump: how far the clock may jump while the client waits, or in one `run_until_idle`; then the wait raises
             `affinity.errors.NothingWillHappen`.
     """
@@ -87,6 +93,8 @@ class Env(AsyncBlock):
         workers: int = 1,
         always_replay: bool = False,
         options: RuntimeOptions | None = None,
+        codec: PayloadCodec | None = None,
+        blobs: Blobs | None = None,
         max_jump: timedelta = timedelta(days=3650),
     ) -> None:
         if workers < 0:
@@ -98,6 +106,7 @@ class Env(AsyncBlock):
         self._url = url
         self._count = workers
         self._options = options or RuntimeOptions()
+        self._codec, self._blobs = check_codec(codec), _uncollected(check_blobs(blobs))
         if always_replay:
             self._options = self._options.model_copy(update={"instance_cache_size": 0})
         self._traffic = Traffic()
@@ -123,8 +132,9 @@ class Env(AsyncBlock):
             self._database = await self._create_database()
             stack.push_async_callback(self._database.aclose)
             self.started = self.now()
-            self._own = await self._database.open(one_connection=True, as_client=True)
-            stack.push_async_callback(self._own.aclose)
+            own = await self._database.open(one_connection=True, as_client=True)
+            stack.push_async_callback(own.aclose)
+            self._own = await self._with_payloads(own)  # the first one marks the database
             stack.push_async_callback(self._leave_workers)
             stack.push_async_callback(self._end_crashes)
             for number in range(self._count):
@@ -187,7 +197,18 @@ class Env(AsyncBlock):
                     tasks.start_soon(worker.__aexit__, None, None, None)
 
     async def _open(self, timeline: Timeline | None = None, *, one_connection: bool = False) -> Provider:
-        return await self._database.open(timeline, one_connection=one_connection)
+        provider = await self._database.open(timeline, one_connection=one_connection)
+        try:
+            return provider if one_connection else await self._with_payloads(provider)
+        except BaseException:
+            await provider.aclose()
+            raise
+
+    async def _with_payloads(self, provider: Provider) -> Provider:
+        """Return a provider with the codec and the blob store of the env."""
+        if self._codec is None and self._blobs is None:
+            return provider
+        return await with_payloads(provider, self._codec, self._blobs, is_worker=True)
 
     # -- activities
 
@@ -408,7 +429,7 @@ class Env(AsyncBlock):
             NothingWillHappen: something is always due, for longer than ``max_jump``.
         """
         begun = self.now()
-        while await self._step(begun, guests=False):
+        while await self._step(begun, endless=False):
             pass
 
     async def step(self) -> bool:
@@ -422,20 +443,20 @@ class Env(AsyncBlock):
         """
         return await self._step(self.now())
 
-    async def _step(self, begun: datetime, *, guests: bool = True) -> bool:
+    async def _step(self, begun: datetime, *, endless: bool = True) -> bool:
         async with self._by_hand():
-            due = await self._settled_due(guests=guests)
+            due = await self._settled_due(endless=endless)
             if due is not None:
                 self._check_jump(begun, due)
                 await self._jump(due)
             return due is not None
 
-    async def _settled_due(self, *, beside_code: bool = False, guests: bool = True) -> float | None:
+    async def _settled_due(self, *, beside_code: bool = False, endless: bool = True) -> float | None:
         """The next due time, once nothing runs."""
         while True:
             await self._settle(beside_code=beside_code)
             changes = self._traffic.changes
-            due = await self._database.next_due(self._waiting()._replace(guests=guests))
+            due = await self._database.next_due(self._waiting()._replace(endless=endless))
             if not self._is_busy(beside_code, changes):  # again: a crash or a resume may have begun
                 return due
 
@@ -631,3 +652,10 @@ async def create_postgres(url: str) -> PostgresDatabase:
     from affinity.testing.env.postgres import PostgresDatabase  # imported late, as by `open_provider`
 
     return await PostgresDatabase.create(url)
+
+
+def _uncollected(blobs: Blobs | None) -> Blobs | None:
+    if blobs is not None:
+        blobs = copy(blobs)
+        blobs.collect = False
+    return blobs

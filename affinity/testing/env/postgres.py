@@ -19,7 +19,7 @@ from affinity.provider.contract import OFFER_SECONDS, Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import connect
 from affinity.provider.postgres.driver.target import DEFAULT_SCHEMA, Target
-from affinity.provider.postgres.parts import expressions
+from affinity.provider.postgres.parts import expressions, parts
 from affinity.provider.statements import load_statements, with_columns
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.waiting import Waiting
@@ -101,9 +101,9 @@ class PostgresDatabase:
         with anyio.CancelScope(shield=True):  # psycopg closes the connection of a call that is cancelled
             found = await (await self._connection.execute(_next_due(), at)).fetchone()
         assert found is not None
-        of_kernel, *of_guests = found
-        due = [of_kernel, *(of_guests if waiting.guests else ())]
-        return min((float(at) for at in due if at is not None), default=None)
+        guests = ("", *expressions("next_due"))  # the first one is the kernel
+        counted = [at for guest, at in zip(guests, found, strict=True) if waiting.endless or not _is_endless(guest)]
+        return min((float(at) for at in counted if at is not None), default=None)
 
     async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
         at = {"seconds": to - self._time, "alive": list(alive), "busy": list(busy)}
@@ -160,6 +160,10 @@ class PostgresDatabase:
             with contextlib.suppress(DeadlockDetected):
                 await self._connection.execute(statement)
                 return
+
+
+def _is_endless(guest: str) -> bool:
+    return guest != "" and parts()[guest].is_endless
 
 
 @cache

@@ -5,9 +5,11 @@ SELECT FROM pg_namespace WHERE nspname = %s;
 SELECT extract(epoch FROM min(at))::float8
     -- columns of guests
 FROM (
-    SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > clock() AND route <> 'suspended'
+    SELECT min(visible_at) AS at FROM orchestrator_queue WHERE visible_at > clock() AND route NOT IN ('suspended', 'gated')
     UNION ALL
-    SELECT min(visible_at) FROM worker_queue WHERE visible_at > clock() AND route <> 'blocked'
+    -- What no worker takes pauses again and again, unless it fails at last.
+    SELECT min(visible_at) FROM worker_queue
+    WHERE visible_at > clock() AND route <> 'blocked' AND (passed_over IS NULL OR fail_after IS NOT NULL)
     UNION ALL
     SELECT min(attend_at) FROM worker_queue WHERE attend_at > clock()
     UNION ALL
@@ -16,6 +18,10 @@ FROM (
     UNION ALL
     SELECT min(unknown_since) + %(unknown)s * interval '1 s' FROM instances
     WHERE unknown_since + %(unknown)s * interval '1 s' > clock()
+    UNION ALL
+    -- The next sweep begins a start that has waited for the end of its instance. The clock may stand where the last one was.
+    SELECT clock() + interval '1 s' WHERE cardinality(%(alive)s::text[]) > 0 AND EXISTS (
+        SELECT FROM instances WHERE next_start IS NOT NULL AND status IN ('completed', 'failed', 'cancelled'))
     UNION ALL
     SELECT min(at) FROM (
     SELECT min(locked_until) AS at FROM workers
@@ -28,19 +34,20 @@ FROM (
     FROM worker_queue AS q JOIN sessions AS s ON s.session_id = q.session_id
     WHERE q.visible_at <= clock() AND least(s.locked_until, s.next_until) > clock()
     UNION ALL
+    -- Not of limited work: what no worker takes lends its slots to other work, again and again.
     SELECT min(visible_at) + %(offer)s * interval '1 s' FROM worker_queue
-    WHERE visible_at <= clock() AND visible_at + %(offer)s * interval '1 s' > clock() AND route LIKE 'new%%'
+    WHERE visible_at <= clock() AND visible_at + %(offer)s * interval '1 s' > clock() AND route LIKE 'new%%' AND limited IS NOT TRUE
     UNION ALL
     SELECT min(visible_at) + %(unknown)s * interval '1 s' FROM worker_queue
-    WHERE visible_at <= clock() AND visible_at + %(unknown)s * interval '1 s' > clock() AND route LIKE '%%#%%'
+    WHERE visible_at <= clock() AND visible_at + %(unknown)s * interval '1 s' > clock() AND route LIKE '%%#%%' AND limited IS NOT TRUE
     UNION ALL
     SELECT min(until) FROM session_holds WHERE until > clock()
     UNION ALL
     SELECT min(locked_until) FROM sessions WHERE locked_until > clock()
     ) AS lease WHERE EXISTS (
-        SELECT 1 FROM worker_queue WHERE visible_at <= clock() AND route <> 'blocked'
+        SELECT 1 FROM worker_queue WHERE visible_at <= clock() AND route NOT IN ('blocked', 'gated')
           AND (lock_incarnation IS NULL OR lock_incarnation <> ALL (%(busy)s)))
-    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE visible_at <= clock() AND route <> 'suspended')
+    OR EXISTS (SELECT 1 FROM orchestrator_queue WHERE visible_at <= clock() AND route NOT IN ('suspended', 'gated'))
 ) AS due;
 
 -- move_workers: the leases of workers that run

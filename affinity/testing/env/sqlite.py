@@ -23,7 +23,7 @@ from affinity.provider.sqlite import SqliteProvider
 from affinity.provider.sqlite.driver.clock import Clock
 from affinity.provider.sqlite.driver.database import Database, connect
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
-from affinity.provider.sqlite.parts import ask
+from affinity.provider.sqlite.parts import ask, parts
 from affinity.provider.statements import load_statements
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.waiting import Waiting
@@ -121,8 +121,7 @@ def _next_due(tx: Tx, waiting: Waiting) -> float | None:
         "offer": OFFER_SECONDS,
     }
     due: list[float | None] = [tx.value(SQL["next_due"], at)]
-    if waiting.guests:
-        due += ask(tx, "next_due").values()
+    due += [at for guest, at in ask(tx, "next_due").items() if waiting.endless or not parts()[guest].is_endless]
     if tx.value(SQL["waits"], at):
         due.append(tx.value(SQL["next_lease"], at))
     return min([each for each in due if each is not None], default=None)

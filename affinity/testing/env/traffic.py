@@ -38,7 +38,17 @@ HOLD_SECONDS: Final = 0.005
 _FETCHES: Final = frozenset({"fetch_work_item", "fetch_orchestration_item"})
 """Calls whose result says when the next row becomes due."""
 
-COMMITS: Final = frozenset({"commit_turn", "ack_work_item", "abandon_work_item", "suspend_instance", "save"})
+COMMITS: Final = frozenset(
+    {
+        "commit_turn",
+        "ack_work_item",
+        "abandon_work_item",
+        "suspend_instance",
+        "save",
+        "charge_limits",
+        "close_limits",
+    }
+)
 """Calls by which a worker writes what its code has done; ``save``: of session states."""
 
 
@@ -74,6 +84,9 @@ BROUGHT: Final[dict[str, Callable[[Any], object]]] = {
     "end_wait": lambda _: False,
     "get_waits": lambda _: False,
     "write_schedules": any,
+    "admit": lambda found: found.admitted or found.more,
+    "return_slots": bool,
+    "declare_limits": lambda _: False,
 }
 """Calls that workers repeat: whether one has brought or changed anything."""
 

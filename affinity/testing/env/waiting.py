@@ -20,8 +20,8 @@ class Waiting(NamedTuple):
     """
     unknown: float
     """Seconds after which work fails that no worker has the code or the tag for."""
-    guests: bool = True
-    """Whether the due times of guests count, such as ticks of schedules: most schedules have no end."""
+    endless: bool = True
+    """Whether the due times of guests count that may always have a next one: ticks of schedules."""
 
 
 class EnvDatabase(Protocol):

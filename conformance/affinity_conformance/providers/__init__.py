@@ -14,8 +14,9 @@ is all that a test module needs::
             await harness.aclose()
 
 `ProviderConformance` is everything: `KernelConformance`, and the rules of each guest, which build on the kernel's:
-`ConversationConformance`, `ScheduleConformance` and `AuditConformance`. A provider without one of the guests inherits
-from the others. Each has a folder here, with a module for each theme.
+`ConversationConformance`, `ScheduleConformance`, `LimitConformance`, `BlobConformance`, `AuditConformance` and
+`TrendConformance`. A provider without one of the guests inherits from the others. Each has a folder here, with a
+module for each theme.
 
 Every test is named after the rule that it asserts, and its docstring names the verb whose contract
 (`affinity.provider.contract`) has the rule. What the suite does not assert is not promised. No test sleeps: the harness
@@ -31,19 +32,25 @@ import pytest
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from affinity_conformance.providers.audit.suite import AuditConformance  # noqa: E402
+from affinity_conformance.providers.blobs.suite import BlobConformance  # noqa: E402
 from affinity_conformance.providers.conversation.suite import ConversationConformance  # noqa: E402
+from affinity_conformance.providers.flow.suite import LimitConformance  # noqa: E402
 from affinity_conformance.providers.harness import Fault, FaultyProvider, Harness  # noqa: E402
 from affinity_conformance.providers.kernel.suite import KernelConformance  # noqa: E402
 from affinity_conformance.providers.schedules.suite import ScheduleConformance  # noqa: E402
 from affinity_conformance.providers.suite import ProviderConformance  # noqa: E402
+from affinity_conformance.providers.trends.suite import TrendConformance  # noqa: E402
 
 __all__ = [
     "AuditConformance",
+    "BlobConformance",
     "ConversationConformance",
     "Fault",
     "FaultyProvider",
     "Harness",
     "KernelConformance",
+    "LimitConformance",
     "ProviderConformance",
     "ScheduleConformance",
+    "TrendConformance",
 ]

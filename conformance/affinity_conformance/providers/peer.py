@@ -203,9 +203,9 @@ class Peer:
         """Fetch instances, and repeat immediately while the provider reports a lost claim."""
         return list((await _won(lambda: self.fetch_instances(limit, names=names))).items)
 
-    async def own(self, instance_id: str) -> OrchestrationItem:
-        """Create the instance and take it."""
-        await self.provider.create_instance([new_instance(instance_id)])
+    async def own(self, instance_id: str, **fields: Any) -> OrchestrationItem:
+        """Create the instance and take it. The keywords are fields of it."""
+        await self.provider.create_instance([new_instance(instance_id, **fields)])
         return next(item for item in await self.take_instances(100) if item.instance_id == instance_id)
 
     async def commit(

@@ -10,5 +10,8 @@ from tests.programs.areas.agents import AGENTS
 from tests.programs.areas.conversations import CONVERSATIONS
 from tests.programs.areas.orchestrations import ORCHESTRATIONS
 from tests.programs.areas.schedules import SCHEDULES
+from tests.programs.areas.starts import STARTS
 
-AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, AGENTS, SCHEDULES)}
+AREAS: Final[Mapping[str, AnyArea]] = {
+    each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, AGENTS, SCHEDULES, STARTS)
+}

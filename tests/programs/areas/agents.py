@@ -207,8 +207,8 @@ class Agents(Area[AgentsPart, Sent]):
             talk = play.env.client.conversation(agents, name)
             while page := await talk.history(after=found[-1].seq if found else None, limit=MAX_PAGE):
                 found += page
-            if found and found[0].seq > 1:
-                continue  # a client has cut all conversations
+            if info.first_seq > 1:
+                continue  # a client has cut all conversations, some of them to nothing
             async with agents.open(name, store=play.env.client.session_store) as agent:
                 paid = [*agent.paid]
             _check(name, found, paid, seen, has_failed=info.status == "failed")

@@ -71,7 +71,8 @@ PART: Final = PostgresPart(
             "FUNCTION",
             "append_input append_journals bounce_journals commit_wake create_journal create_journals creation_parents"
             " creation_refusal creations_fit cut_journals delete_journals find_inherited_event find_resting keep_usage"
-            " park_items prune_all_journals prune_journals remove_resting start_journals unpark_items write_journals",
+            " park_items prune_all_journals prune_journals remove_resting start_journals unpark_items unparked_at"
+            " write_journals",
             worker=RUN,
         ),
         # Functions for the owner alone. Triggers run for each role that changes the row.

@@ -66,6 +66,8 @@ def lone_call(turn: Turn) -> LoneCall | None:
             "parked_session": Text(item.session_id),
             "parked_payload": Text(item.payload),
         }
+        if item.gate is not None:
+            values |= {"parked_gate": Text(item.gate.text), "parked_limited": Bool(item.gate.limited)}
     return LoneCall("commit_wake", values)
 
 
@@ -271,6 +273,10 @@ def _parking_params(parking: Parking, *, locks: bool) -> Columns:
             "session": Texts([item.session_id for item in parking.items]),
             "payload": Texts([item.payload for item in parking.items]),
         }
+        if any(item.gate for item in parking.items):
+            gates = [item.gate for item in parking.items]
+            columns["gate"] = Texts([gate and gate.text for gate in gates])
+            columns["limited"] = Bools([gate and gate.limited for gate in gates])
     if parking.cancelled:
         columns |= key_columns(parking.cancelled, "cancel_")
     if locks:

@@ -203,7 +203,8 @@ async def _read_any(db: Database, queries: Sequence[j.JournalQuery], max_bytes: 
 def _appended(append: j.JournalAppend, row: Iterable[Any]) -> j.Appended:
     outcome, seq, journal_id, created, unparked, holder = row
     has_number = outcome == "repeated" or (outcome is None and append.entry is not None)
-    return j.Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, unparked, holder)
+    place = (unparked, holder or None, holder == "")
+    return j.Appended(outcome or "appended", seq if has_number else 0, journal_id or 0, created, *place)
 
 
 def _input_params(append: j.JournalAppend) -> Params | None:

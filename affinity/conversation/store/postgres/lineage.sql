@@ -20,5 +20,5 @@ WITH RECURSIVE up (journal_id) AS (
 SELECT j.session_id, j.journal_id, j.kind, j.lineage, j.operator, ARRAY (
         SELECT p.parent_id FROM journal_parents p WHERE p.journal_id = j.journal_id ORDER BY p.position),
     j.extras, j.base_id, j.base_seq, j.home, j.created_at, j.used::text,
-    j.title, j.owner, j.labels::text
+    j.title, j.owner, j.labels::text, (SELECT b.session_id FROM journals b WHERE b.journal_id = j.base_id)
 FROM up u JOIN journals j ON j.journal_id = u.journal_id

@@ -584,8 +584,15 @@ BEGIN
 END $$;
 
 -- Appending.
--- Queues the parked items of instances (NULL: none), and returns the holders of their sessions by position. The loop replaces a
--- join of the queued items with the given instances, whose time would grow with the product of their numbers.
+-- Returns the time from which a parked item is visible that is queued now: an item with a priority and without limits begins before
+-- others. See affinity/orchestration/gates.py.
+CREATE FUNCTION unparked_at(_gate text, _limited boolean, _now timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN _gate IS NULL OR _limited THEN _now ELSE _now - (_gate::jsonb ->> 0)::float8 * interval '3600 s' END
+$$;
+
+-- Queues the parked items of instances (NULL: none), and returns the workers that are to fetch them, by position: the holders of
+-- their sessions, and an empty text for an item that waits at its limits. The loop replaces a join of the queued items with the given
+-- instances, whose time would grow with the product of their numbers.
 CREATE FUNCTION unpark_items(_instance text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
     moment timestamptz := clock();
@@ -604,13 +611,15 @@ BEGIN
             SELECT i.*, s.holder, s.route FROM item i LEFT JOIN session_routes s ON s.session_id = i.session_id
         ), queued AS (
             INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-                enqueued_at)
-            SELECT r.instance_id, r.execution_id, r.activity_id, r.name, r.session_id,
-                CASE WHEN r.session_id IS NULL THEN 'free' ELSE coalesce(r.route, 'new') END,
-                moment + r.k * interval '1 us', r.payload, moment
+                enqueued_at, gate, limited, gate_session)
+            SELECT r.instance_id, r.execution_id, r.activity_id, r.name,
+                CASE WHEN r.limited IS NOT TRUE THEN r.session_id END,
+                CASE WHEN r.limited THEN 'gate' WHEN r.session_id IS NULL THEN 'free' ELSE coalesce(r.route, 'new') END,
+                unparked_at(r.gate, r.limited, moment) + r.k * interval '1 us', r.payload, moment, r.gate, r.limited,
+                CASE WHEN r.limited THEN r.session_id END
             FROM routed r
         )
-        SELECT r.k, r.holder FROM routed r
+        SELECT r.k, CASE WHEN r.limited THEN '' ELSE r.holder END FROM routed r
     LOOP
         holders[place] := worker;
         missing := missing - 1;
@@ -622,7 +631,7 @@ BEGIN
 END $$;
 
 -- Appends to journals: see `JournalAppend.message`. The n-th append of a batch to one journal is done in round n.
--- fresh: journals that this batch has created. holders: holders of the sessions of queued items; NULL: no item was queued.
+-- fresh: journals that this batch has created. holders: see `unpark_items`; NULL: no item was queued.
 CREATE FUNCTION append_journals(
     _session text[], _kind text[], _entry_kind text[], _entry text[], _event text[], _wake text[], _input boolean[],
     _message text[], _unread_limit bigint[],
@@ -803,9 +812,16 @@ BEGIN
     END IF;
     SELECT s.holder, s.route INTO holder, route FROM session_routes s WHERE s.session_id = item.session_id;
     moment := clock();
-    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at)
-    VALUES (_session, item.execution_id, item.activity_id, item.name, item.session_id,
-        CASE WHEN item.session_id IS NULL THEN 'free' ELSE coalesce(route, 'new') END, moment, item.payload, moment);
+    INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload, enqueued_at,
+        gate, limited, gate_session)
+    VALUES (_session, item.execution_id, item.activity_id, item.name,
+        CASE WHEN item.limited IS NOT TRUE THEN item.session_id END,
+        CASE WHEN item.limited THEN 'gate' WHEN item.session_id IS NULL THEN 'free' ELSE coalesce(route, 'new') END,
+        unparked_at(item.gate, item.limited, moment), item.payload, moment, item.gate, item.limited,
+        CASE WHEN item.limited THEN item.session_id END);
+    IF item.limited THEN
+        holder := '';
+    END IF;
     INSERT INTO journal_entries (journal_id, seq, recorded_at, is_input, kind, event_id, payload)
     VALUES (journal, seq, moment, true, _entry_kind, _event, _entry);
     UPDATE journals j SET last_seq = seq, size = j.size + octet_length(_entry), updated_at = moment
@@ -849,7 +865,8 @@ END $$;
 -- fetch it, or an empty text; NULL in place of the array: all are parked. `_lock`: sessions of journals that are not locked yet.
 CREATE FUNCTION park_items(
     _instance text[] = NULL, _generation text[] = NULL, _execution bigint[] = NULL, _activity bigint[] = NULL,
-    _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _lock text[] = NULL,
+    _name text[] = NULL, _session text[] = NULL, _payload text[] = NULL, _gate text[] = NULL, _limited boolean[] = NULL,
+    _lock text[] = NULL,
     _cancel_instance text[] = NULL, _cancel_execution bigint[] = NULL, _cancel_activity bigint[] = NULL
 ) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
@@ -878,8 +895,10 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH put AS (
-        INSERT INTO parked_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+        INSERT INTO parked_items AS a (instance_id, generation, execution_id, activity_id, name, session_id, payload, gate,
+            limited, parked)
         SELECT w.instance_id, _generation[w.k], _execution[w.k], _activity[w.k], _name[w.k], _session[w.k], _payload[w.k],
+            _gate[w.k], _limited[w.k],
             CASE
                 WHEN j.journal_id IS NULL THEN false
                 WHEN (SELECT true FROM journal_entries e
@@ -893,7 +912,8 @@ BEGIN
         LEFT JOIN journals j ON j.session_id = w.instance_id
         ON CONFLICT (instance_id) DO UPDATE
         SET generation = excluded.generation, execution_id = excluded.execution_id, activity_id = excluded.activity_id,
-            name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, parked = excluded.parked
+            name = excluded.name, session_id = excluded.session_id, payload = excluded.payload, parked = excluded.parked,
+            gate = excluded.gate, limited = excluded.limited
         RETURNING a.instance_id, a.parked
     )
     SELECT array_agg(p.instance_id) FILTER (WHERE NOT p.parked) INTO busy FROM put p;

@@ -35,7 +35,7 @@ BEGIN
 END $$;
 
 -- Refuses an entry but an input of a client. `_session`: in whose journal; a dead letter of that may be sent again. `_answer`: the
--- request that it answers. What stands beside the event is of wakes, but for a trace.
+-- request that it answers. What stands beside the event is of wakes, but for a trace and headers.
 CREATE FUNCTION check_client_entry(
     _session text, _kind text, _entry text, _event text, _answer text = NULL, _answer_kind text = NULL, _drops boolean = NULL
 ) RETURNS void LANGUAGE plpgsql AS $$
@@ -54,7 +54,7 @@ BEGIN
     ELSIF is_kind_of_wakes(_kind) IS NOT FALSE OR octet_length(_kind) > 64
        OR document ? 'kind' AND document ->> 'kind' IS DISTINCT FROM _kind THEN
         PERFORM deny_client('append an entry that only wakes write');
-    ELSIF document ? '_' AND NOT has_fields(document -> '_', '{"trace": "string"}') THEN
+    ELSIF document ? '_' AND NOT has_fields(document -> '_', '{"trace": "string", "headers": "headers"}') THEN
         PERFORM deny_client('append an entry with the facts of a delegation');
     ELSIF (_drops IS TRUE) <> (_kind = 'user.interrupt') THEN
         PERFORM deny_client('drop requests with another entry than an interrupt');

@@ -17,7 +17,8 @@ CREATE FUNCTION commit_wake(
     _state_encoding text = NULL, _state_schema bigint = NULL, _state_kind text = NULL, _state_name text = NULL,
     _state_parent text = NULL, _state_labels text = NULL, _state_messages bigint = NULL,
     _state_participants text = NULL,
-    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL
+    _parked_activity bigint = NULL, _parked_name text = NULL, _parked_session text = NULL, _parked_payload text = NULL,
+    _parked_gate text = NULL, _parked_limited boolean = NULL
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     session_epoch bigint;
@@ -61,12 +62,14 @@ BEGIN
         -- No other transaction adds the row of an instance that is locked.
         UPDATE parked_items a
         SET generation = _generation, execution_id = _execution, activity_id = _parked_activity, name = _parked_name,
-            session_id = _parked_session, payload = _parked_payload, parked = true
+            session_id = _parked_session, payload = _parked_payload, parked = true, gate = _parked_gate,
+            limited = _parked_limited
         WHERE a.instance_id = _instance;
         IF NOT FOUND THEN
-            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked)
+            INSERT INTO parked_items (instance_id, generation, execution_id, activity_id, name, session_id, payload, parked,
+                gate, limited)
             VALUES (_instance, _generation, _execution, _parked_activity, _parked_name, _parked_session, _parked_payload,
-                true);
+                true, _parked_gate, _parked_limited);
         END IF;
     END IF;
     RETURN session_epoch;

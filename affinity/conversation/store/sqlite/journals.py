@@ -94,6 +94,7 @@ class _InstanceRow(NamedTuple):
     status: str
     is_parked: int = 0  # a work item of it
     item_session: str | None = None
+    is_limited: int = 0  # the item waits at its limits
 
     @property
     def has_ended(self) -> bool:
@@ -191,7 +192,8 @@ class _AppendBatch:
         self._settle(one, head)
         outcome = j.Appended("appended", head.last_seq if one.entry is not None else 0, head.journal_id, created)
         if self._unparks(one):
-            return outcome._replace(unparked=True, holder=self._unpark(one.session_id))
+            is_gated = bool(self._instances[one.session_id].is_limited)
+            return outcome._replace(unparked=True, holder=self._unpark(one.session_id), is_gated=is_gated)
         if one.message is not None:
             text = one.message.replace(j.SEQ_MARK, str(head.last_seq))
             text = text.replace(j.PARKED_MARK, "true" if one.session_id in self._parked else "false")
@@ -204,11 +206,12 @@ class _AppendBatch:
         return is_input and one.message is not None and one.session_id in self._parked
 
     def _unpark(self, session_id: str) -> str | None:
-        """Queue the item of an instance; return the worker that is to fetch it."""
+        """Queue the item of an instance; return the worker that is to fetch it: see `Appended.holder`."""
         item_session = self._parked.pop(session_id)
+        is_limited = self._instances[session_id].is_limited
         lease = None if item_session is None else self._leases.get(item_session)
         self._unparked[session_id] = FREE if item_session is None else NEW if lease is None else lease.route
-        return lease.serving if lease is not None and lease.held else None
+        return lease.serving if lease is not None and lease.held and not is_limited else None
 
     def _create_instance(self, session_id: str, start: j.JournalStart) -> None:
         self._instances[session_id] = _InstanceRow(start.name, "pending")

@@ -1,5 +1,6 @@
--- instances: the instances of some sessions, each with whether it has a parked item, and the session of that
-SELECT json_group_array(json_array(i.instance_id, i.name, i.status, z.instance_id IS NOT NULL, z.session_id))
+-- instances: the instances of some sessions, each with whether it has a parked item, the session of that, and its limits
+SELECT json_group_array(json_array(
+    i.instance_id, i.name, i.status, z.instance_id IS NOT NULL, z.session_id, z.limited IS TRUE))
 FROM json_each(:session_ids) AS j
 CROSS JOIN instances AS i ON i.instance_id = j.value
 LEFT JOIN parked_items AS z ON z.instance_id = i.instance_id;

@@ -133,7 +133,7 @@ SELECT json_group_array(json_array(
         SELECT json_group_array(p.parent_id) FROM (
             SELECT parent_id FROM journal_parents WHERE journal_id = j.journal_id ORDER BY position) AS p)),
     j.extras, j.base_id, j.base_seq, j.home, j.created_at, j.used,
-    j.title, j.owner, j.labels))
+    j.title, j.owner, j.labels, (SELECT b.session_id FROM journals AS b WHERE b.journal_id = j.base_id)))
 FROM up AS u CROSS JOIN journals AS j ON j.journal_id = u.journal_id;
 
 -- wakes: how wakes have ended

@@ -102,6 +102,17 @@ $$;
 
 INSERT INTO timeline VALUES (gen_random_uuid(), timeline_place());
 
+-- The name of this database in the contexts of encoded payloads, which stays at a new timeline; and whether workers encode them
+-- (`affinity.payloads`). One row.
+CREATE TABLE database_identity (
+    name text COLLATE "C" NOT NULL,
+    encoded boolean NOT NULL,
+    offloaded boolean NOT NULL, -- large payloads are in a blob store
+    check_value text COLLATE "C" -- an encoded text: a codec that cannot decode it has not the keys. NULL: there is none
+);
+
+INSERT INTO database_identity VALUES (replace(gen_random_uuid()::text, '-', ''), false, false, NULL);
+
 -- Limits of this database, none or one row. NULL: no limit.
 CREATE TABLE quotas (
     instances bigint,      -- rows of that table

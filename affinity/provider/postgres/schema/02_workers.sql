@@ -60,7 +60,8 @@ CREATE TABLE session_moves (
     queued integer NOT NULL, -- work items of the session, up to a bound
     gap_seconds float8, -- for which no worker held it; NULL: unknown, or there was no holder before
     hydrate_seconds float8,
-    hydrate_bytes bigint
+    hydrate_bytes bigint,
+    resource_seconds jsonb NOT NULL DEFAULT '{}' -- of the first load of each resource, by name
 ) WITH (fillfactor = 90, autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX session_moves_session ON session_moves (session_id, epoch);
 CREATE INDEX session_moves_to ON session_moves (to_worker, epoch);
@@ -128,11 +129,11 @@ FROM workers me
 CROSS JOIN LATERAL (
     SELECT w.code_version, w.code_since FROM workers w
     WHERE w.app = me.app AND w.locked_until > clock() AND NOT w.draining
-      AND w.tags @> me.tags AND (me.only_tagged OR NOT w.only_tagged)
+      AND (w.tags @> me.tags OR 'any' = ANY (w.tags)) AND (me.only_tagged OR NOT w.only_tagged)
     ORDER BY w.code_since DESC, w.code_version LIMIT 1
 ) newest
 JOIN workers n ON n.app = me.app AND n.code_version = newest.code_version AND n.locked_until > clock() AND NOT n.draining
-    AND n.tags @> me.tags AND (me.only_tagged OR NOT n.only_tagged)
+    AND (n.tags @> me.tags OR 'any' = ANY (n.tags)) AND (me.only_tagged OR NOT n.only_tagged)
 CROSS JOIN LATERAL (
     SELECT count(*) AS sessions FROM sessions s
     WHERE s.worker_id = n.worker_id AND s.incarnation = n.incarnation AND s.locked_until > clock()

@@ -27,11 +27,22 @@ CREATE TABLE instances (
     unread integer NOT NULL DEFAULT 0,  -- messages that its turns have consumed and its code has not read
     unknown_since timestamptz,
     created_at timestamptz NOT NULL,
-    updated_at timestamptz NOT NULL
+    updated_at timestamptz NOT NULL,
+    gate text COLLATE "C",              -- at which its start message waits; NULL: it waits no longer
+    limited boolean,                    -- TRUE: the gate has limits, at which it keeps its place until it ends
+    starts_at timestamptz,              -- when its delayed start message is visible, and messages to it are; NULL: it had no delay
+    waits_since timestamptz,            -- when it was first started, if its start may still be replaced
+    next_start text,                    -- a start that waits for its end: arguments of `restart_instances`, as JSON
+    value_bytes bigint NOT NULL DEFAULT 0, -- of `instance_values`
+    labels jsonb                        -- texts by key; NULL: it has none
 ) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX instances_next ON instances (instance_id) WHERE next_start IS NOT NULL;
 CREATE INDEX instances_created ON instances (created_at, instance_id);
 CREATE INDEX instances_parent ON instances (parent_id, created_at) WHERE parent_id IS NOT NULL;
 CREATE INDEX instances_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
+-- Instances that have not ended, for counts. Only the last turn of an instance changes these columns: with the status in the
+-- condition, the first turn would be no heap-only update either.
+CREATE INDEX instances_live ON instances (created_at, instance_id) WHERE output IS NULL AND error IS NULL;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others, where it takes no room.
@@ -91,6 +102,17 @@ CREATE TABLE instances_by_status (
     PRIMARY KEY (status, created_at, instance_id)
 );
 
+-- Labels of instances, for listings. A phase is the status, or `open` for pending and running ones, so that the first turn changes
+-- nothing here. Kept by triggers, which touch only instances with labels.
+CREATE TABLE instance_labels (
+    key text COLLATE "C" NOT NULL,
+    value text COLLATE "C" NOT NULL,
+    phase text COLLATE "C" NOT NULL,
+    created_at timestamptz NOT NULL,
+    instance_id text COLLATE "C" NOT NULL,
+    PRIMARY KEY (key, value, phase, created_at, instance_id)
+);
+
 -- How many instances there are, in parts, so that transactions which create some at the same time do not wait for each
 -- other. Kept by triggers that exist while there is a quota of instances.
 CREATE TABLE instance_counts (
@@ -119,6 +141,15 @@ CREATE TABLE message_keys (
 ) WITH (fillfactor = 80);
 CREATE INDEX message_keys_age ON message_keys (updated_at);
 
+-- Values that orchestrations set (`ctx.values`), as JSON. They stay until their instance is deleted or restarted.
+CREATE TABLE instance_values (
+    instance_id text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    value text NOT NULL,
+    updated_at timestamptz NOT NULL,
+    PRIMARY KEY (instance_id, key)
+) WITH (fillfactor = 80);
+
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.
 -- The activity is the one that began it, or uses it without a committed result. handle: NULL until it is created.
 -- taken_until: it is being destroyed; NULL: it is not.
@@ -135,10 +166,23 @@ CREATE TABLE resources (
 CREATE INDEX resources_activity ON resources (instance_id, execution_id, activity_id, name);
 CREATE INDEX resources_name ON resources (name, created_at);
 
--- The route of a message for an instance: to its owner, to any worker, or nowhere for now. Ended instances take none.
+-- The route of a message for an instance: to its owner, to any worker, or nowhere for now: the instance is suspended, or waits at
+-- its gate. Ended instances take none. starts_at: before that time, no message to it is visible.
 CREATE VIEW message_routes AS
-SELECT i.instance_id, i.generation,
-    CASE WHEN i.status = 'suspended' THEN 'suspended' ELSE coalesce('w:' || w.worker_id, 'new') END AS route
+SELECT i.instance_id, i.generation, CASE WHEN i.status = 'pending' THEN i.starts_at END AS starts_at,
+    CASE WHEN i.status = 'suspended' THEN 'suspended' WHEN i.gate IS NOT NULL THEN 'gated'
+         ELSE coalesce('w:' || w.worker_id, 'new') END AS route
 FROM instances i
 LEFT JOIN alive_workers w ON w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation
 WHERE i.status IN ('pending', 'running', 'suspended');
+
+-- A message to an instance that waits at its gate waits with it, unless the gate is opened meanwhile: by a transaction that we wait
+-- for here, or by one that waits for us, and then sees the message.
+CREATE FUNCTION check_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM instances i WHERE i.instance_id = NEW.instance_id AND i.gate IS NOT NULL FOR SHARE;
+    IF NOT FOUND THEN
+        NEW.route := coalesce((SELECT r.route FROM message_routes r WHERE r.instance_id = NEW.instance_id), 'new');
+    END IF;
+    RETURN NEW;
+END $$;

@@ -14,10 +14,12 @@ CREATE TABLE orchestrator_queue (
 CREATE INDEX orchestrator_queue_route ON orchestrator_queue (route, visible_at);
 -- With the timer, so that one of a thousand timers of an instance is found directly.
 CREATE INDEX orchestrator_queue_instance ON orchestrator_queue (instance_id, timer_execution, timer_id);
+CREATE TRIGGER orchestrator_queue_gate BEFORE INSERT ON orchestrator_queue FOR EACH ROW
+WHEN (NEW.route = 'gated') EXECUTE FUNCTION check_gate();
 
 -- route: 'w:W' of the holder W of its session, 'new:W' of a worker W to which the session moves, 'new' of a session without a
 -- holder, 'free' without a session; 'new#TAG' and 'free#TAG' with a tag, which only workers with the tag read, so each fetch
--- reads one range of the index for each tag; 'blocked' behind another item in its session's order.
+-- reads one range of the index for each tag; 'blocked' behind another item in its session's order; 'gate' and 'gated' at its gate.
 CREATE TABLE worker_queue (
     instance_id text COLLATE "C" NOT NULL,
     execution_id bigint NOT NULL,
@@ -35,6 +37,7 @@ CREATE TABLE worker_queue (
     attempts integer NOT NULL DEFAULT 0,
     failures integer NOT NULL DEFAULT 0,
     last_error text, -- of the failure before, for people
+    failed_at timestamptz, -- time of the last of `failures`
     unknown_since timestamptz,
     -- The name that a worker must register, beside the item's own, to fetch an item that was given back as unknown.
     needs text COLLATE "C",
@@ -51,6 +54,14 @@ CREATE TABLE worker_queue (
     fail_after float8,
     waits_since timestamptz,
     attend_at timestamptz,
+    -- The gate at which it waits, until a guest admits it: on the route 'gate' when it has come, or come back, and on 'gated' once
+    -- that guest has seen it. limited: the gate has limits; then the item keeps its place there from its admission until it
+    -- is removed or comes back, and while it waits it has its session in gate_session, and not in session_id. Otherwise the
+    -- item begins on its route, and waits only when it comes back.
+    gate text COLLATE "C",
+    limited boolean,
+    gate_session text COLLATE "C",
+    passed_over float8, -- seconds that it had its places and no worker took it, with the pauses since; NULL: not so
     PRIMARY KEY (instance_id, execution_id, activity_id)
 ) WITH (fillfactor = 60, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_scale_factor = 0.02,
         autovacuum_vacuum_cost_delay = 0);
@@ -72,16 +83,27 @@ CREATE TABLE parked_items (
     name text COLLATE "C" NOT NULL,
     session_id text COLLATE "C",
     payload text NOT NULL,
-    parked boolean NOT NULL
+    parked boolean NOT NULL,
+    gate text COLLATE "C",
+    limited boolean
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0.05);
 
--- Visible, and not locked by a live worker. The first condition reads the time once, so that an index serves it.
+-- Whether a worker is alive now. A statement that locks a row which has changed since the statement began sees the new worker
+-- there, and the table of workers as it was. So it asks again where that does not have the worker.
+CREATE FUNCTION is_alive(_worker text, _incarnation text) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM alive_workers w WHERE w.worker_id = _worker AND w.incarnation = _incarnation);
+END $$;
+
+-- Visible, and not locked by a live worker. The first condition reads the time once, so that an index serves it. An item with a
+-- limited gate is delivered once for each admission.
 CREATE VIEW deliverable_items AS
 SELECT q.* FROM worker_queue q
 WHERE q.visible_at <= (SELECT clock())
-  AND (q.lock_token IS NULL OR q.locked_until <= clock() OR NOT EXISTS (
+  AND (q.lock_token IS NULL OR q.limited IS NOT TRUE AND (q.locked_until <= clock() OR NOT EXISTS (
       SELECT FROM workers w
-      WHERE w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > clock()));
+      WHERE w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > clock())
+      AND NOT is_alive(q.lock_worker, q.lock_incarnation)));
 
 -- How many workers the sessions need, for what starts and ends workers: one row. Work without a session is not counted,
 -- nor is how much of it waits: more workers do not make one session faster. Sessions are counted by worker in one pass, before
@@ -134,7 +156,7 @@ BEGIN
     -- An offer, or a planned move, to a worker with the tag stands.
     IF _tag IS NOT NULL AND NOT (
         NEW.route > 'new:' AND EXISTS (
-            SELECT FROM workers w WHERE w.worker_id = substr(NEW.route, 5) AND _tag = ANY (w.tags)))
+            SELECT FROM workers w WHERE w.worker_id = substr(NEW.route, 5) AND w.tags && ARRAY[_tag, 'any']))
     THEN
         NEW.route := CASE WHEN NEW.session_id IS NULL THEN 'free#' ELSE 'new#' END || _tag;
         IF TG_OP = 'UPDATE' AND NEW IS NOT DISTINCT FROM OLD THEN
@@ -216,8 +238,9 @@ BEGIN
         ORDER BY q.order_number LIMIT 1;
         EXIT WHEN NOT FOUND OR following.route <> 'blocked';
         UPDATE worker_queue q
-        SET session_id = q.order_session, route = coalesce(
-            (SELECT r.route FROM session_routes r WHERE r.session_id = OLD.order_session), 'new')
+        SET session_id = CASE WHEN q.limited IS NOT TRUE THEN q.order_session END,
+            route = CASE WHEN q.limited THEN 'gate' ELSE coalesce(
+                (SELECT r.route FROM session_routes r WHERE r.session_id = OLD.order_session), 'new') END
         WHERE q.instance_id = following.instance_id AND q.execution_id = following.execution_id
           AND q.activity_id = following.activity_id;
         EXIT WHEN FOUND;
@@ -235,8 +258,11 @@ CREATE FUNCTION restrict_items(_instance text[], _execution bigint[], _activity 
 LANGUAGE sql AS $$
     UPDATE worker_queue q
     SET tag = _tag[r.k], takeover_after = _takeover[r.k], fail_after = _fail[r.k],
-        waits_since = coalesce(q.locked_until, q.visible_at),
-        attend_at = coalesce(q.locked_until, q.visible_at) + least(_takeover[r.k], _fail[r.k]) * interval '1 s'
+        -- What is urgent is visible from an earlier time on.
+        waits_since = coalesce(q.locked_until, greatest(q.visible_at, q.enqueued_at)),
+        attend_at = CASE WHEN q.limited IS NOT TRUE OR q.route NOT IN ('gate', 'blocked') -- it has passed with its commit
+            THEN coalesce(q.locked_until, greatest(q.visible_at, q.enqueued_at))
+                + least(_takeover[r.k], _fail[r.k]) * interval '1 s' END
     FROM unnest(_instance) WITH ORDINALITY AS r (instance_id, k)
     WHERE q.instance_id = r.instance_id AND q.execution_id = _execution[r.k] AND q.activity_id = _activity[r.k]
 $$;
@@ -270,7 +296,7 @@ BEGIN
           AND EXISTS (
               SELECT FROM workers w
               WHERE w.worker_id <> s.worker_id AND w.locked_until > clock() AND NOT w.draining
-                AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE s.tag = ANY (w.tags) END
+                AND CASE WHEN s.tag IS NULL THEN NOT w.only_tagged ELSE w.tags && ARRAY[s.tag, 'any'] END
                 AND w.capacity > (
                     SELECT count(*) FROM sessions x
                     WHERE x.worker_id = w.worker_id AND x.incarnation = w.incarnation AND x.locked_until > clock())));
@@ -326,12 +352,14 @@ BEGIN
     END IF;
 END $$;
 
--- Keeps the row of a session that is watched. A statement that removes rows looks for watches with its snapshot, which may be
--- older than its lock on the row: it would miss a watch that was committed while it waited. So this trigger looks again, under the
--- lock. It has its own search_path, so that it works in a deletion by an administrator too.
-CREATE FUNCTION keep_watched_session() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
+-- Keeps the row of a session that is watched, or has a tag and a record. A statement that removes rows looks for these with its
+-- snapshot, which may be older than its lock on the row: it would miss what was committed in between. So this trigger looks again,
+-- under the lock. It has its own search_path, so that it works in a deletion by an administrator too.
+CREATE FUNCTION keep_session() RETURNS trigger LANGUAGE plpgsql VOLATILE SET search_path FROM CURRENT AS $$
 BEGIN
-    PERFORM FROM session_watches w WHERE w.session_id = OLD.session_id;
+    PERFORM FROM session_watches w WHERE w.session_id = OLD.session_id
+    UNION ALL
+    SELECT FROM session_states r WHERE OLD.tag IS NOT NULL AND r.session_id = OLD.session_id;
     RETURN CASE WHEN NOT FOUND THEN OLD END;
 END $$;
 
@@ -355,7 +383,7 @@ CREATE TRIGGER session_moved AFTER UPDATE OF worker_id, incarnation ON sessions
 FOR EACH ROW WHEN (OLD.worker_id <> '' AND (OLD.worker_id <> NEW.worker_id OR OLD.incarnation <> NEW.incarnation))
 EXECUTE FUNCTION notify_watchers();
 CREATE TRIGGER session_removed BEFORE DELETE ON sessions
-FOR EACH ROW EXECUTE FUNCTION keep_watched_session();
+FOR EACH ROW EXECUTE FUNCTION keep_session();
 
 -- Activities that wait for an instance to end (target_id: NULL), or for data that a guest keeps under its id; target_id
 -- and seq name the data to that guest. lock_token: of their work items; when the lock is over, so is the wait.

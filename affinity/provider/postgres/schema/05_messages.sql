@@ -1,31 +1,53 @@
 -- Creating, restarting, resetting and deleting instances, and sending messages to them.
 
+-- The time at which a start message with these options is visible, if it is not now; else NULL.
+CREATE FUNCTION start_time(_delay float8, _not_before float8) RETURNS timestamptz LANGUAGE plpgsql AS $$
+DECLARE
+    now timestamptz;
+    due timestamptz;
+BEGIN
+    IF coalesce(_delay, 0) <= 0 AND coalesce(_not_before, 0) <= 0 THEN
+        RETURN NULL;
+    END IF;
+    now := clock();
+    due := greatest(now + _delay * interval '1 s', to_timestamp(_not_before));
+    RETURN CASE WHEN due > now THEN due END;
+END $$;
+
 -- Creates instances with their start messages, without a check of quotas, which apply to no turn. If an id is taken, the
 -- parent gets its message `_on_exists`. Returns the positions of the new instances. With `_only`, other positions are left out.
 CREATE FUNCTION add_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
     _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
-    _session text[] = NULL, _only bigint[] = NULL
+    _session text[] = NULL, _only bigint[] = NULL, _gate text[] = NULL, _limited boolean[] = NULL,
+    _head_start float8[] = NULL, _not_before float8[] = NULL, _labels text[] = NULL
 ) RETURNS SETOF bigint LANGUAGE plpgsql AS $$
 BEGIN
     RETURN QUERY WITH wanted AS MATERIALIZED (
-        SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy
-        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n) WHERE _only IS NULL OR w.n = ANY (_only)
+        SELECT w.instance_id, w.n, row_number() OVER (PARTITION BY w.instance_id ORDER BY w.n) AS copy,
+            s.starts_at,
+            -- At its time it has to pass the gate also for a priority alone, which would show it before its time.
+            CASE WHEN _limited[w.n] OR s.starts_at IS NOT NULL THEN _gate[w.n] END AS gate
+        FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, n),
+            LATERAL (SELECT start_time(_delay[w.n], _not_before[w.n]) AS starts_at) s
+        WHERE _only IS NULL OR w.n = ANY (_only)
     ), created AS (
         INSERT INTO instances (instance_id, generation, name, version, parent_id, parent_generation, on_deleted, session_id,
-            created_at, updated_at)
+            created_at, updated_at, gate, limited, starts_at, waits_since, labels)
         SELECT w.instance_id, _generation[w.n], _name[w.n], _version[w.n], _parent[w.n], _parent_generation[w.n],
-            _on_deleted[w.n], _session[w.n], (SELECT clock()), (SELECT clock())
+            _on_deleted[w.n], _session[w.n], (SELECT clock()), (SELECT clock()),
+            w.gate, _limited[w.n], w.starts_at, CASE WHEN w.starts_at IS NOT NULL THEN (SELECT clock()) END, _labels[w.n]::jsonb
         FROM wanted w WHERE w.copy = 1 ORDER BY w.instance_id
         ON CONFLICT (instance_id) DO NOTHING
         RETURNING instance_id
     ), outcome AS MATERIALIZED (
-        SELECT w.n, w.instance_id,
+        SELECT w.n, w.instance_id, w.starts_at, w.gate,
             (w.copy = 1 AND w.instance_id IN (SELECT c.instance_id FROM created c)) IS TRUE AS is_new
         FROM wanted w
     ), started AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        SELECT o.instance_id, 'new', (SELECT clock()) + coalesce(_delay[o.n], 0) * interval '1 s', _start[o.n]
+        SELECT o.instance_id, CASE WHEN o.gate IS NULL THEN 'new' ELSE 'gate' END, coalesce(o.starts_at, (SELECT clock())
+            - CASE WHEN o.gate IS NULL THEN coalesce(_head_start[o.n], 0) ELSE 0 END * interval '1 s'), _start[o.n]
         FROM outcome o WHERE o.is_new ORDER BY o.n
     ), reported AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
@@ -41,7 +63,8 @@ END $$;
 CREATE FUNCTION create_instances(
     _instance text[], _generation text[], _name text[], _version text[], _start text[], _parent text[] = NULL,
     _parent_generation text[] = NULL, _delay float8[] = NULL, _on_exists text[] = NULL, _on_deleted text[] = NULL,
-    _session text[] = NULL, _only bigint[] = NULL
+    _session text[] = NULL, _only bigint[] = NULL, _gate text[] = NULL, _limited boolean[] = NULL,
+    _head_start float8[] = NULL, _not_before float8[] = NULL, _labels text[] = NULL
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     most quotas;
@@ -64,17 +87,56 @@ BEGIN
     END IF;
     RETURN QUERY SELECT a.k, NULL::text, NULL::bigint FROM add_instances(
         _instance, _generation, _name, _version, _start, _parent, _parent_generation, _delay, _on_exists, _on_deleted,
-        _session, _only) AS a (k);
+        _session, _only, _gate, _limited, _head_start, _not_before, _labels) AS a (k);
+END $$;
+
+-- Replaces the start of an instance that waits to start: see `Restart.when`. Its row is locked first. `_due` is NULL: now. A fetch
+-- that has read the former message takes no instance whose `updated_at` has changed.
+CREATE FUNCTION replace_start(
+    _id text, _generation text, _name text, _version text, _start text, _session text, _gate text, _limited boolean,
+    _due timestamptz, _within float8, _labels jsonb
+) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    at timestamptz;
+    new_gate text;
+BEGIN
+    -- A statement of its own: in one that waits for the lock, PostgreSQL looks at the instance again, but not at its owner.
+    PERFORM FROM instances i WHERE i.instance_id = _id FOR NO KEY UPDATE;
+    -- Without a limited gate it leaves its line.
+    UPDATE instances i SET gate = NULL, limited = NULL
+    WHERE i.instance_id = _id AND i.generation = _generation AND i.name = _name AND i.status = 'pending' AND i.event_count = 0
+      AND i.waits_since IS NOT NULL AND NOT EXISTS (
+          SELECT FROM alive_workers w WHERE w.worker_id = i.owner_worker AND w.incarnation = i.owner_incarnation)
+    RETURNING least(coalesce(_due, clock()), i.waits_since + _within * interval '1 s') INTO at;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    new_gate := CASE WHEN _limited OR at > clock() THEN _gate END;
+    UPDATE instances i
+    SET version = _version, session_id = _session, gate = new_gate, limited = _limited, starts_at = at, labels = _labels,
+        updated_at = clock()
+    WHERE i.instance_id = _id;
+    UPDATE orchestrator_queue q
+    SET payload = CASE WHEN q.id = f.id THEN _start ELSE q.payload END,
+        visible_at = CASE WHEN q.id = f.id THEN at ELSE greatest(q.visible_at, at) END,
+        route = CASE WHEN new_gate IS NULL THEN 'new' WHEN q.id = f.id THEN 'gate' ELSE 'gated' END
+    FROM (SELECT min(o.id) AS id FROM orchestrator_queue o WHERE o.instance_id = _id) f
+    WHERE q.instance_id = _id;
+    RETURN true;
 END $$;
 
 -- Restarts ended instances: each goes on in its next execution, as a new generation with its start message; the history
 -- of the former one stays. Returns the positions of the instances that were in the generation `_ended`, of this name, and had
--- ended; or, when a quota refuses the batch, one row that names it.
+-- ended; or, when a quota refuses the batch, one row that names it. `_when`, `_within`, `_cancel`: see `Restart`.
 CREATE FUNCTION restart_instances(
-    _instance text[], _ended text[], _generation text[], _name text[], _version text[], _start text[], _session text[]
+    _instance text[], _ended text[], _generation text[], _name text[], _version text[], _start text[], _session text[],
+    _gate text[] = NULL, _limited boolean[] = NULL, _head_start float8[] = NULL, _delay float8[] = NULL,
+    _not_before float8[] = NULL, _when text[] = NULL, _within float8[] = NULL, _cancel text[] = NULL, _labels text[] = NULL
 ) RETURNS TABLE (n bigint, quota text, allowed bigint) LANGUAGE plpgsql AS $$
 DECLARE
     most bigint;
+    due timestamptz;
+    is_done boolean;
 BEGIN
     SELECT q.instance_bytes INTO most FROM quotas q;
     IF most < (SELECT max(octet_length(s.start)) FROM unnest(_start) AS s (start)) THEN
@@ -82,22 +144,77 @@ BEGIN
         RETURN;
     END IF;
     FOR n IN SELECT w.k FROM unnest(_instance) WITH ORDINALITY AS w (instance_id, k) ORDER BY w.instance_id, w.k LOOP
+        due := start_time(_delay[n], _not_before[n]);
+        IF _when[n] = 'waiting' THEN
+            is_done := replace_start(_instance[n], _ended[n], _name[n], _version[n], _start[n], _session[n], _gate[n],
+                _limited[n], due, _within[n], _labels[n]::jsonb);
+        ELSIF _when[n] = 'next' THEN
+            UPDATE instances i
+            SET next_start = json_build_object(
+                'generation', coalesce(i.next_start::json ->> 'generation', _generation[n]), 'version', _version[n],
+                'start', _start[n], 'session', _session[n], 'gate', _gate[n], 'limited', _limited[n],
+                'head_start', _head_start[n], 'delay', _delay[n], 'not_before', _not_before[n], 'labels', _labels[n])
+            WHERE i.instance_id = _instance[n] AND i.generation = _ended[n] AND i.name = _name[n]
+              AND i.status IN ('pending', 'running', 'suspended');
+            is_done := FOUND;
+            IF is_done AND _cancel[n] IS NOT NULL THEN
+                PERFORM send_messages(
+                    ARRAY[_instance[n]], ARRAY[_ended[n]], ARRAY[_cancel[n]], _ends_wait => ARRAY[true]);
+            END IF;
+        ELSE
+            is_done := NULL;
+        END IF;
+        IF is_done THEN
+            RETURN NEXT;
+        END IF;
+        CONTINUE WHEN is_done IS NOT NULL;
         UPDATE instances i
         SET generation = _generation[n], version = _version[n], execution_id = i.execution_id + 1, event_count = 0,
             status = 'pending', custom_status = NULL, output = NULL, error = NULL, parent_id = NULL,
             parent_generation = NULL, on_deleted = NULL, session_id = _session[n], owner_incarnation = NULL, claims = 0,
-            unknown_since = NULL, unread = 0, updated_at = clock()
+            unknown_since = NULL, unread = 0, value_bytes = 0,
+            gate = CASE WHEN _limited[n] OR due IS NOT NULL THEN _gate[n] END, limited = _limited[n], starts_at = due,
+            waits_since = CASE WHEN due IS NOT NULL THEN clock() END, labels = _labels[n]::jsonb, updated_at = clock()
         WHERE i.instance_id = _instance[n] AND i.generation = _ended[n] AND i.name = _name[n]
           AND i.status IN ('completed', 'failed', 'cancelled');
         CONTINUE WHEN NOT FOUND;
         -- What was sent while the former generation ended is not for this one.
         PERFORM end_work(ARRAY[_instance[n]]);
         DELETE FROM session_watches w WHERE w.instance_id = _instance[n];
+        DELETE FROM instance_values v WHERE v.instance_id = _instance[n];
         DELETE FROM orchestrator_queue q WHERE q.instance_id = _instance[n];
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload)
-        VALUES (_instance[n], 'new', clock(), _start[n]);
+        SELECT i.instance_id, CASE WHEN i.gate IS NULL THEN 'new' ELSE 'gate' END, coalesce(due, clock()
+            - CASE WHEN i.gate IS NULL THEN coalesce(_head_start[n], 0) ELSE 0 END * interval '1 s'), _start[n]
+        FROM instances i WHERE i.instance_id = _instance[n];
         RETURN NEXT;
     END LOOP;
+END $$;
+
+-- Begins starts that have waited for the end of their instances, up to a number of them; returns how many.
+-- By the index of those, whatever the planner believes of a table without statistics.
+CREATE FUNCTION begin_next_starts(_most bigint) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+    this record;
+    begun bigint := 0;
+BEGIN
+    FOR this IN
+        SELECT i.instance_id, i.generation, i.name, i.next_start::json AS next FROM instances i
+        WHERE i.next_start IS NOT NULL AND i.status IN ('completed', 'failed', 'cancelled')
+        LIMIT _most FOR NO KEY UPDATE SKIP LOCKED
+    LOOP
+        PERFORM restart_instances(
+            ARRAY[this.instance_id], ARRAY[this.generation], ARRAY[this.next ->> 'generation'], ARRAY[this.name],
+            ARRAY[this.next ->> 'version'], ARRAY[this.next ->> 'start'], ARRAY[this.next ->> 'session'],
+            ARRAY[this.next ->> 'gate'], ARRAY[(this.next ->> 'limited')::boolean],
+            ARRAY[(this.next ->> 'head_start')::float8], ARRAY[(this.next ->> 'delay')::float8],
+            ARRAY[(this.next ->> 'not_before')::float8], _labels => ARRAY[this.next ->> 'labels']);
+        -- Not if a quota has refused it: then the next sweep tries again.
+        UPDATE instances i SET next_start = NULL
+        WHERE i.instance_id = this.instance_id AND i.generation = this.next ->> 'generation';
+        begun := begun + FOUND::int;
+    END LOOP;
+    RETURN begun;
 END $$;
 
 -- Brings `instance_sizes` up to date, for a quota of bytes.
@@ -127,23 +244,49 @@ BEGIN
         WHERE q.instance_id = _instance AND q.timer_execution IS NULL);
 END $$;
 
+-- Ends the wait of instances that wait to start, or at their gates: their messages are visible soon after this moment, in order.
+CREATE FUNCTION end_start_waits(_instance text[], _moment timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    waiting text[];
+BEGIN
+    waiting := ARRAY (
+        SELECT i.instance_id FROM instances i
+        WHERE i.instance_id = ANY (_instance) AND i.status = 'pending' AND (i.gate IS NOT NULL OR i.starts_at > _moment)
+        ORDER BY i.instance_id FOR NO KEY UPDATE);
+    IF waiting <> '{}' THEN
+        UPDATE instances i SET gate = NULL, limited = NULL, starts_at = NULL, waits_since = NULL, updated_at = clock()
+        WHERE i.instance_id = ANY (waiting);
+        UPDATE orchestrator_queue q SET route = 'new', visible_at = _moment + interval '1 ms'
+        WHERE q.instance_id = ANY (waiting);
+    END IF;
+END $$;
+
 -- Sends messages, and returns the delivery of each. With `_only`, messages in other positions are left out.
 CREATE FUNCTION send_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[] = NULL, _timer_execution bigint[] = NULL,
-    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL, _only bigint[] = NULL
+    _timer_id bigint[] = NULL, _unread_limit bigint[] = NULL, _only bigint[] = NULL, _ends_wait boolean[] = NULL
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     most quotas;
+    moment timestamptz; -- of messages that end the wait of their instance: before those that it lets go
 BEGIN
     SELECT * INTO most FROM quotas;
+    IF true = ANY (_ends_wait) THEN
+        moment := clock();
+        PERFORM end_start_waits(ARRAY (
+            SELECT w.instance_id
+            FROM unnest(_instance, _generation, _ends_wait) AS w (instance_id, generation, ends_wait)
+            JOIN instances i ON i.instance_id = w.instance_id AND (w.generation IS NULL OR i.generation = w.generation)
+            WHERE w.ends_wait), moment);
+    END IF;
     IF most.instance_bytes IS NOT NULL THEN
         PERFORM measure_instances(ARRAY (
             SELECT w.instance_id FROM unnest(_instance, _unread_limit) AS w (instance_id, unread_limit)
             WHERE w.unread_limit IS NOT NULL));
     END IF;
     RETURN QUERY WITH message AS MATERIALIZED (
-        SELECT m.n, m.instance_id, r.route,
+        SELECT m.n, m.instance_id, r.route, r.starts_at,
             CASE WHEN m.unread_limit IS NOT NULL THEN i.unread + (
                 SELECT count(*) FROM (
                     SELECT FROM orchestrator_queue q WHERE q.instance_id = m.instance_id AND q.timer_execution IS NULL
@@ -162,8 +305,10 @@ BEGIN
         WHERE _only IS NULL OR m.n IN (SELECT o.n FROM unnest(_only) AS o (n))
     ), sent AS (
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, m.route, (SELECT clock()) + coalesce(_delay[m.n], 0) * interval '1 s', _payload[m.n],
-            _timer_execution[m.n], _timer_id[m.n]
+        SELECT m.instance_id, m.route,
+            CASE WHEN _ends_wait[m.n] THEN moment
+                 ELSE greatest((SELECT clock()) + coalesce(_delay[m.n], 0) * interval '1 s', m.starts_at) END,
+            _payload[m.n], _timer_execution[m.n], _timer_id[m.n]
         FROM message m WHERE m.route IS NOT NULL AND NOT m.is_full AND NOT m.is_over
         ORDER BY m.n
     )
@@ -176,7 +321,7 @@ END $$;
 -- deletion removes the new keys too.
 CREATE FUNCTION send_keyed_messages(
     _instance text[], _generation text[], _payload text[], _delay float8[], _timer_execution bigint[], _timer_id bigint[],
-    _unread_limit bigint[], _key text[]
+    _unread_limit bigint[], _key text[], _ends_wait boolean[] = NULL
 ) RETURNS TABLE (n bigint, delivery text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -223,7 +368,8 @@ BEGIN
             UNION ALL
             SELECT o.n, NULL, NULL, o.delivery
             FROM send_messages(
-                _instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, coalesce(sent, '{}')) o
+                _instance, _generation, _payload, _delay, _timer_execution, _timer_id, _unread_limit, coalesce(sent, '{}'),
+                _ends_wait) o
         ) m GROUP BY m.n
     ), refused AS ( -- it may be sent again under its key
         DELETE FROM message_keys WHERE ctid = ANY (ARRAY(
@@ -257,6 +403,25 @@ LANGUAGE sql VOLATILE AS $$
     ON CONFLICT (instance_id, generation, key) DO UPDATE SET reply = excluded.reply, updated_at = excluded.updated_at
     WHERE k.reply IS NULL
 $$;
+
+-- The values that a batch of turns, or a reset, has set, called behind its commit. _cleared: instances that lose all of
+-- theirs before. A key comes once for each instance; its value is NULL: it is removed.
+CREATE FUNCTION write_values(_cleared text[], _instance text[], _key text[], _value text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM instance_values v WHERE v.instance_id = ANY (_cleared);
+    DELETE FROM instance_values v USING unnest(_instance, _key, _value) AS w (instance_id, key, value)
+    WHERE v.instance_id = w.instance_id AND v.key = w.key AND w.value IS NULL;
+    INSERT INTO instance_values AS v (instance_id, key, value, updated_at)
+    SELECT w.instance_id, w.key, w.value, (SELECT clock())
+    FROM unnest(_instance, _key, _value) AS w (instance_id, key, value) WHERE w.value IS NOT NULL
+    ORDER BY w.instance_id, w.key
+    ON CONFLICT (instance_id, key) DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at;
+    UPDATE instances i
+    SET value_bytes = (
+        SELECT coalesce(sum(octet_length(v.key) + octet_length(v.value)), 0) FROM instance_values v
+        WHERE v.instance_id = i.instance_id)
+    WHERE i.instance_id = ANY (_cleared || _instance);
+END $$;
 
 -- Removes messages that turns have consumed. Called behind a commit: an argument of `commit_turns` for them brings all that
 -- a turn may remove, and most turns that consume messages remove nothing else.
@@ -319,6 +484,7 @@ BEGIN
     DELETE FROM ended_executions WHERE instance_id = ANY (gone);
     DELETE FROM instance_sizes WHERE instance_id = ANY (gone);
     DELETE FROM message_keys WHERE instance_id = ANY (gone);
+    DELETE FROM instance_values WHERE instance_id = ANY (gone);
     DELETE FROM instances_by_status s USING instances i
     WHERE i.instance_id = ANY (gone)
       AND s.status = i.status AND s.created_at = i.created_at AND s.instance_id = i.instance_id;
@@ -330,7 +496,10 @@ CREATE FUNCTION reset_instance(
     _instance text, _generation text, _execution bigint, _events bigint, _keep bigint, _event text[], _custom_status text,
     _message_instance text[], _message_generation text[], _message text[], _message_delay float8[], _message_timer bigint[],
     _item_activity bigint[], _item_name text[], _item_session text[], _item_payload text[],
-    _watch_session text[], _watch text[], _item_order text[]
+    _watch_session text[], _watch text[], _item_order text[],
+    _item_gate text[] = NULL, _item_limited boolean[] = NULL, _item_head_start float8[] = NULL,
+    _cleared text[] = NULL, _value_of text[] = NULL, _value_key text[] = NULL, _value text[] = NULL, -- of `write_values`
+    _labels text = NULL
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     numbers bigint[]; blocked boolean[];
@@ -340,11 +509,13 @@ BEGIN
     UPDATE instances i
     SET execution_id = _execution + 1, event_count = _keep + cardinality(_event), status = 'running', output = NULL,
         error = NULL, custom_status = _custom_status, owner_incarnation = NULL, claims = 0,
-        unknown_since = NULL, unread = 0, updated_at = clock()
+        unknown_since = NULL, unread = 0, gate = NULL, labels = _labels::jsonb, updated_at = clock(),
+        limited = CASE WHEN i.status IN ('running', 'suspended') THEN i.limited END -- one that has not ended keeps its slots
     WHERE i.instance_id = _instance AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    PERFORM write_values(_cleared, _value_of, _value_key, _value);
     PERFORM end_work(ARRAY[_instance]);
     INSERT INTO history (instance_id, execution_id, event_id, event, recorded_at, recorded_events, recorded_by, run_by,
         attempt, queued_for)
@@ -373,12 +544,15 @@ BEGIN
     UPDATE orchestrator_queue SET route = 'new' WHERE instance_id = _instance AND route <> 'new';
     SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
     INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-        enqueued_at, order_session, order_number)
+        enqueued_at, order_session, order_number, gate, limited, gate_session)
     SELECT _instance, _execution + 1, _item_activity[w.k], _item_name[w.k],
-        CASE WHEN blocked[w.k] THEN NULL ELSE w.session_id END,
-        CASE WHEN blocked[w.k] THEN 'blocked' WHEN w.session_id IS NULL THEN 'free'
+        CASE WHEN blocked[w.k] OR _item_limited[w.k] THEN NULL ELSE w.session_id END,
+        CASE WHEN blocked[w.k] THEN 'blocked' WHEN _item_limited[w.k] THEN 'gate' WHEN w.session_id IS NULL THEN 'free'
              ELSE coalesce(s.route, 'new') END,
-        (SELECT clock()) + w.k * interval '1 us', _item_payload[w.k], clock(), _item_order[w.k], numbers[w.k]
+        (SELECT clock()) + w.k * interval '1 us' - CASE WHEN _item_limited[w.k] THEN interval '0'
+            ELSE coalesce(_item_head_start[w.k], 0) * interval '1 s' END,
+        _item_payload[w.k], clock(), _item_order[w.k], numbers[w.k], _item_gate[w.k], _item_limited[w.k],
+        CASE WHEN _item_limited[w.k] THEN w.session_id END
     FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
     LEFT JOIN session_routes s ON s.session_id = w.session_id;
     INSERT INTO session_watches (session_id, instance_id, payload)
@@ -410,6 +584,31 @@ BEGIN
         VALUES (NEW.status, NEW.created_at, NEW.instance_id) ON CONFLICT DO NOTHING;
     END IF;
     RETURN NULL;
+END $$;
+
+-- Keeps the rows in `instance_labels`, with the rights of the role that migrated, as `move_status` does.
+CREATE FUNCTION phase_of(_status text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN _status IN ('pending', 'running') THEN 'open' ELSE _status END
+$$;
+CREATE FUNCTION move_labels() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+BEGIN
+    IF TG_OP <> 'INSERT' AND OLD.labels IS NOT NULL THEN
+        DELETE FROM instance_labels l USING jsonb_each_text(OLD.labels) AS o (key, value)
+        WHERE l.key = o.key AND l.value = o.value AND l.phase = phase_of(OLD.status) AND l.created_at = OLD.created_at
+          AND l.instance_id = OLD.instance_id;
+    END IF;
+    IF TG_OP <> 'DELETE' AND NEW.labels IS NOT NULL THEN
+        INSERT INTO instance_labels (key, value, phase, created_at, instance_id)
+        SELECT n.key, n.value, phase_of(NEW.status), NEW.created_at, NEW.instance_id FROM jsonb_each_text(NEW.labels) AS n (key, value);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Sets the labels of instances, called behind the commit of their turns.
+CREATE FUNCTION label_instances(_instance text[], _labels text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE instances i SET labels = nullif(w.labels::jsonb, '{}')
+    FROM unnest(_instance, _labels) AS w (instance_id, labels) WHERE i.instance_id = w.instance_id;
 END $$;
 
 -- Deletions have parts of their own: the part of a deletion is locked last, the part of a creation before work items and
@@ -462,3 +661,9 @@ CREATE TRIGGER status_changed AFTER UPDATE OF status ON instances FOR EACH ROW W
     NEW.status <> OLD.status
     AND (NEW.status IN ('suspended', 'failed', 'cancelled') OR OLD.status IN ('suspended', 'failed', 'cancelled')))
 EXECUTE FUNCTION move_status();
+CREATE TRIGGER labelled AFTER INSERT ON instances FOR EACH ROW WHEN (NEW.labels IS NOT NULL) EXECUTE FUNCTION move_labels();
+CREATE TRIGGER labels_changed AFTER UPDATE OF status, labels ON instances FOR EACH ROW WHEN (
+    (OLD.labels IS NOT NULL OR NEW.labels IS NOT NULL)
+    AND (NEW.labels IS DISTINCT FROM OLD.labels OR phase_of(NEW.status) <> phase_of(OLD.status)))
+EXECUTE FUNCTION move_labels();
+CREATE TRIGGER unlabelled AFTER DELETE ON instances FOR EACH ROW WHEN (OLD.labels IS NOT NULL) EXECUTE FUNCTION move_labels();

@@ -7,6 +7,13 @@ RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
         AND i.generation = _generation AND i.execution_id = _execution AND i.event_count = _events
 $$;
 
+-- Which new items pass their gates immediately: by element; NULL, and in place of all: they wait. The guest that opens gates replaces it.
+CREATE FUNCTION pass_gates(_instance text[], _execution bigint[], _activity bigint[], _gate text[]) RETURNS boolean[]
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN NULL;
+END $$;
+
 -- The answer of `commit_turns`. held, epochs: sessions of results and of new work that the caller holds, and their epochs.
 -- locked, holders: by new item, whether it was locked to the caller, and which worker holds its session; NULL: all were locked.
 -- It is a type, not OUT parameters: with these PostgreSQL would read the names of all parameters at every call.
@@ -45,7 +52,8 @@ CREATE FUNCTION commit_turns(
     _child_instance text[] = NULL, _child_generation text[] = NULL, _child_name text[] = NULL, _child_version text[] = NULL,
     _child_start text[] = NULL, _child_delay float8[] = NULL, _child_parent text[] = NULL,
     _child_on_exists text[] = NULL, _child_parent_generation text[] = NULL, _child_on_deleted text[] = NULL,
-    _child_session text[] = NULL,
+    _child_session text[] = NULL, _child_gate text[] = NULL, _child_limited boolean[] = NULL,
+    _child_head_start float8[] = NULL, _child_not_before float8[] = NULL, _child_labels text[] = NULL,
     _message_instance text[] = NULL, _message_generation text[] = NULL, _message text[] = NULL,
     _message_delay float8[] = NULL, _message_execution bigint[] = NULL, _message_timer bigint[] = NULL,
     -- Holds and watches, and instances whose execution ends.
@@ -60,7 +68,9 @@ CREATE FUNCTION commit_turns(
     -- Runs of activities, by event.
     _run_worker text[] = NULL, _run_attempt bigint[] = NULL, _run_queued float8[] = NULL,
     -- Ordered items: their sessions, NULL for items that are not ordered. With placement.
-    _item_order text[] = NULL
+    _item_order text[] = NULL,
+    -- Gates. With placement.
+    _item_gate text[] = NULL, _item_limited boolean[] = NULL, _item_head_start float8[] = NULL
 ) RETURNS committed LANGUAGE plpgsql AS $$
 DECLARE
     held text[]; epochs bigint[]; locked boolean[]; holders text[]; routes text[];
@@ -70,6 +80,7 @@ DECLARE
     may_lock boolean;     -- false: draining; NULL: the worker's lease has ended
     numbers bigint[];     -- places of ordered items
     blocked boolean[];    -- whether another one is before them
+    gated boolean[];      -- whether they wait at a limited gate
     passed bigint;
     added bigint;
     moment timestamptz;
@@ -110,7 +121,9 @@ BEGIN
         -- Children are instances, so they come here in the order of locks, and before messages to them.
         IF _child_instance <> '{}' THEN
             PERFORM add_instances(_child_instance, _child_generation, _child_name, _child_version, _child_start,
-                _child_parent, _child_parent_generation, _child_delay, _child_on_exists, _child_on_deleted, _child_session);
+                _child_parent, _child_parent_generation, _child_delay, _child_on_exists, _child_on_deleted, _child_session,
+                _gate => _child_gate, _limited => _child_limited, _head_start => _child_head_start,
+                _not_before => _child_not_before, _labels => _child_labels);
         END IF;
         -- Cancelled items and items of ended instances are removed too: all are locked in order before one is removed.
         PERFORM FROM (
@@ -184,29 +197,45 @@ BEGIN
         IF _item_order IS NOT NULL THEN
             SELECT p.numbers, p.blocked INTO numbers, blocked FROM places_in_order(_item_order) p;
         END IF;
+        IF true = ANY (_item_limited) THEN
+            SELECT array_agg(g.limited AND g.passed IS NOT TRUE ORDER BY g.k) INTO gated
+            FROM unnest(_item_limited, (
+                SELECT pass_gates(
+                    array_agg(_instance[w.n] ORDER BY w.k), array_agg(_execution[w.n] ORDER BY w.k),
+                    array_agg(_item_activity[w.k] ORDER BY w.k),
+                    array_agg(CASE WHEN _item_limited[w.k] AND _item_delay[w.k] <= 0 AND blocked[w.k] IS NOT TRUE
+                                   THEN _item_gate[w.k] END ORDER BY w.k))
+                FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k)
+            )) WITH ORDINALITY AS g (limited, passed, k);
+        END IF;
         SELECT array_agg(p.locked ORDER BY p.k), array_agg(p.holder ORDER BY p.k), array_agg(p.route ORDER BY p.k)
         INTO locked, holders, routes
         FROM (
             SELECT w.k, s.holder, s.route,
                 (_item_here IS NULL OR _item_here[w.k] AND _item_delay[w.k] <= 0) AND may_lock
                 -- Only of a session that is locked above: else a writer without a lease could change its epoch.
-                AND (w.session_id IS NULL OR (s.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE AS locked
+                AND (w.session_id IS NULL OR (s.session_id = ANY (held)) IS TRUE) AND blocked[w.k] IS NOT TRUE
+                AND gated[w.k] IS NOT TRUE AS locked
             FROM unnest(_item_session) WITH ORDINALITY AS w (session_id, k)
             LEFT JOIN session_routes s ON s.session_id = w.session_id) p;
         INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at, payload,
-            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number)
+            lock_worker, lock_incarnation, lock_token, locked_until, attempts, enqueued_at, order_session, order_number,
+            gate, limited, gate_session)
         SELECT _instance[w.n], _execution[w.n], _item_activity[w.k], _item_name[w.k],
-            CASE WHEN blocked[w.k] IS NOT TRUE THEN _item_session[w.k] END,
+            CASE WHEN blocked[w.k] IS NOT TRUE AND gated[w.k] IS NOT TRUE THEN _item_session[w.k] END,
             CASE WHEN blocked[w.k] THEN 'blocked'
+                 WHEN gated[w.k] THEN 'gate'
                  WHEN _item_session[w.k] IS NULL THEN 'free'
                  WHEN routes[w.k] IS NOT NULL THEN routes[w.k]
                  WHEN _item_claim[w.k] AND _item_delay[w.k] <= 0 THEN 'new:' || _worker ELSE 'new' END,
-            moment + (coalesce(_item_delay[w.k], 0) * interval '1 s' + w.k * interval '1 us'),
+            moment + ((coalesce(_item_delay[w.k], 0) - CASE WHEN gated[w.k] THEN 0
+                ELSE coalesce(_item_head_start[w.k], 0) END) * interval '1 s' + w.k * interval '1 us'),
             _item_payload[w.k],
             CASE WHEN locked[w.k] THEN _worker END, CASE WHEN locked[w.k] THEN _incarnation END,
             CASE WHEN locked[w.k] THEN _token || '.' || w.k END,
             CASE WHEN locked[w.k] THEN moment + _item_lock * interval '1 s' END, locked[w.k]::int, moment,
-            _item_order[w.k], numbers[w.k]
+            _item_order[w.k], numbers[w.k], _item_gate[w.k], _item_limited[w.k],
+            CASE WHEN _item_limited[w.k] THEN _item_session[w.k] END
         FROM unnest(_item_turn) WITH ORDINALITY AS w (n, k);
     END IF;
 
@@ -269,7 +298,7 @@ BEGIN
     IF _finish IS NOT NULL THEN
         -- Removals come last: this batch may have queued the rows that they remove.
         INSERT INTO orchestrator_queue (instance_id, route, visible_at, payload, timer_execution, timer_id)
-        SELECT m.instance_id, r.route, moment + _message_delay[m.k] * interval '1 s', _message[m.k],
+        SELECT m.instance_id, r.route, greatest(moment + _message_delay[m.k] * interval '1 s', r.starts_at), _message[m.k],
             _message_execution[m.k], _message_timer[m.k]
         FROM unnest(_message_instance) WITH ORDINALITY AS m (instance_id, k) JOIN message_routes r USING (instance_id)
         WHERE _message_generation[m.k] IS NULL OR r.generation = _message_generation[m.k]

@@ -41,6 +41,17 @@ CREATE TABLE timeline (
 
 INSERT INTO timeline VALUES (lower(hex(randomblob(16))), 0);
 
+-- The name of this database in the contexts of encoded payloads, which stays at a new timeline; and whether workers encode them
+-- (`affinity.payloads`). One row.
+CREATE TABLE database_identity (
+    name    TEXT NOT NULL,
+    encoded INTEGER NOT NULL,
+    offloaded INTEGER NOT NULL, -- large payloads are in a blob store
+    check_value TEXT -- an encoded text: a codec that cannot decode it has not the keys. NULL: there is none
+) STRICT;
+
+INSERT INTO database_identity VALUES (lower(hex(randomblob(16))), 0, 0, NULL);
+
 -- Limits of this database, none or one row. NULL: no limit. instances: rows of that table, counted in `counters` by triggers
 -- that exist while there is a quota of them. unread_events: of one instance. instance_bytes: of one instance, events of its
 -- present execution and messages that wait for it.

@@ -55,7 +55,8 @@ CREATE TABLE session_moves (
     queued          INTEGER NOT NULL, -- work items of the session, up to a bound
     gap_seconds     REAL, -- for which no worker held it; NULL: unknown, or there was no holder before
     hydrate_seconds REAL,
-    hydrate_bytes   INTEGER
+    hydrate_bytes   INTEGER,
+    resource_seconds TEXT NOT NULL DEFAULT '{}' -- of the first load of each resource, by name
 ) STRICT;
 
 CREATE INDEX session_moves_by_session ON session_moves (session_id);

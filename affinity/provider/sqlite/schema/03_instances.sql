@@ -3,6 +3,10 @@
 -- generation: tells two instances of one id apart, part of each fence. parent_generation: of the parent as it was when it
 -- created the instance. on_deleted: sent to that parent when the instance is deleted before it has ended. session_id: that it
 -- was started with; its children have it too. unread: messages that its turns have consumed and its code has not read.
+-- gate: at which its start message waits; NULL: it waits no longer. limited: the gate has limits, at which the instance keeps its
+-- place until it ends. starts_at: when its delayed start message is visible, and messages to it are; NULL: it had no delay.
+-- waits_since: when it was first started, if its start may still be replaced. next_start: a start that waits for its end, as JSON.
+-- labels: texts by key, as JSON; NULL: it has none.
 CREATE TABLE instances (
     instance_id       TEXT PRIMARY KEY,
     generation        TEXT NOT NULL,
@@ -24,14 +28,64 @@ CREATE TABLE instances (
     unread            INTEGER NOT NULL DEFAULT 0,
     unknown_since     REAL,
     created_at        REAL NOT NULL,
-    updated_at        REAL NOT NULL
+    updated_at        REAL NOT NULL,
+    gate              TEXT,
+    limited           INTEGER,
+    starts_at         REAL,
+    waits_since       REAL,
+    next_start        TEXT,
+    value_bytes       INTEGER NOT NULL DEFAULT 0, -- of `instance_values`
+    labels            TEXT
 ) STRICT;
 
+CREATE INDEX instances_next ON instances (instance_id) WHERE next_start IS NOT NULL;
 CREATE INDEX instances_by_age ON instances (created_at, instance_id);
 CREATE INDEX instances_by_parent ON instances (parent_id, created_at, instance_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX instances_by_session ON instances (session_id, created_at, instance_id) WHERE session_id IS NOT NULL;
 CREATE INDEX instances_by_status ON instances (status, created_at, instance_id)
 WHERE status IN ('suspended', 'failed', 'cancelled');
+-- Instances that have not ended, for counts.
+CREATE INDEX instances_live ON instances (created_at, instance_id) WHERE output IS NULL AND error IS NULL;
+
+-- Labels of instances, for listings. A phase is the status, or `open` for pending and running ones, so that the first turn changes
+-- nothing here. Kept by triggers, which touch only instances with labels.
+CREATE TABLE instance_labels (
+    key         TEXT NOT NULL,
+    value       TEXT NOT NULL,
+    phase       TEXT NOT NULL,
+    created_at  REAL NOT NULL,
+    instance_id TEXT NOT NULL,
+    PRIMARY KEY (key, value, phase, created_at, instance_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TRIGGER instance_labelled AFTER INSERT ON instances WHEN NEW.labels IS NOT NULL
+BEGIN
+    INSERT INTO instance_labels (key, value, phase, created_at, instance_id)
+    SELECT key, value, iif(NEW.status IN ('pending', 'running'), 'open', NEW.status), NEW.created_at, NEW.instance_id
+    FROM json_each(NEW.labels);
+END;
+
+CREATE TRIGGER instance_labels_changed AFTER UPDATE OF status, labels ON instances WHEN
+    (OLD.labels IS NOT NULL OR NEW.labels IS NOT NULL) AND (
+        NEW.labels IS NOT OLD.labels
+        OR iif(NEW.status IN ('pending', 'running'), 'open', NEW.status) <> iif(OLD.status IN ('pending', 'running'), 'open', OLD.status))
+BEGIN
+    DELETE FROM instance_labels
+    WHERE (key, value) IN (SELECT key, value FROM json_each(coalesce(OLD.labels, '{}')))
+      AND phase = iif(OLD.status IN ('pending', 'running'), 'open', OLD.status)
+      AND created_at = OLD.created_at AND instance_id = OLD.instance_id;
+    INSERT INTO instance_labels (key, value, phase, created_at, instance_id)
+    SELECT key, value, iif(NEW.status IN ('pending', 'running'), 'open', NEW.status), NEW.created_at, NEW.instance_id
+    FROM json_each(coalesce(NEW.labels, '{}'));
+END;
+
+CREATE TRIGGER instance_unlabelled AFTER DELETE ON instances WHEN OLD.labels IS NOT NULL
+BEGIN
+    DELETE FROM instance_labels
+    WHERE (key, value) IN (SELECT key, value FROM json_each(OLD.labels))
+      AND phase = iif(OLD.status IN ('pending', 'running'), 'open', OLD.status)
+      AND created_at = OLD.created_at AND instance_id = OLD.instance_id;
+END;
 
 -- recorded_*: when and by which worker events were recorded (affinity/provider/rows.py). On the first event of each turn, with
 -- the number of events that it stands for; NULL on the others. run_by: the worker that ran the activity, where it is not the
@@ -105,6 +159,15 @@ CREATE TABLE message_keys (
 ) STRICT;
 
 CREATE INDEX message_keys_by_age ON message_keys (updated_at);
+
+-- Values that orchestrations set (`ctx.values`), as JSON. They stay until their instance is deleted or restarted.
+CREATE TABLE instance_values (
+    instance_id TEXT NOT NULL,
+    key         TEXT NOT NULL,
+    value       TEXT NOT NULL,
+    updated_at  REAL NOT NULL,
+    PRIMARY KEY (instance_id, key)
+) STRICT, WITHOUT ROWID;
 
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.
 -- The activity is the one that began it, or uses it without a committed result. handle: NULL until it is created.

@@ -19,10 +19,14 @@ CREATE INDEX orchestrator_queue_timers ON orchestrator_queue (instance_id, timer
 
 -- route: 'w:W' of the holder W of its session, 'new:W' of a worker W to which the session moves, 'new' of a session without a
 -- holder, 'free' without a session; 'new#TAG' and 'free#TAG' with a tag, which only workers with the tag read; 'blocked' behind
--- another item in its session's order. needs: the name that a worker must register, beside the item's own, to fetch an
--- item that was given back as unknown. order_session, order_number: the session in whose order an item stands, and its
--- place there; items behind the first have no session_id, so that no statement which looks for the items of a session
--- finds them.
+-- another item in its session's order; 'gate' and 'gated' at its gate. needs: the name that a worker must register, beside the
+-- item's own, to fetch an item that was given back as unknown. order_session, order_number: the session in whose order an item
+-- stands, and its place there; items behind the first have no session_id, so that no statement which looks for the items of a
+-- session finds them.
+-- gate: at which it waits until a guest admits it, on the route 'gate' when it has come, or come back, and on 'gated' once that
+-- guest has seen it. limited: the gate has limits; then the item keeps its place there from its admission until it is removed or
+-- comes back, and while it waits it has its session in gate_session, and not in session_id. Otherwise the item begins on its
+-- route, and waits only when it comes back.
 -- takeover_after, fail_after: seconds that it waits for a slot of the holder of its session before another worker may take the
 -- session over, and before it fails; waits_since, attend_at: since when it waits, and when that has to be checked.
 CREATE TABLE worker_queue (
@@ -51,6 +55,11 @@ CREATE TABLE worker_queue (
     fail_after       REAL,
     waits_since      REAL,
     attend_at        REAL,
+    gate             TEXT,
+    limited          INTEGER,
+    gate_session     TEXT,
+    passed_over      REAL, -- seconds that it had its places and no worker took it, with the pauses since; NULL: not so
+    failed_at        REAL, -- time of the last of `failures`
     last_error       TEXT, -- of the failure before, for people
     payload          TEXT NOT NULL,
     UNIQUE (instance_id, execution_id, activity_id)
@@ -62,14 +71,14 @@ CREATE INDEX worker_queue_by_route ON worker_queue (route, visible_at);
 CREATE INDEX worker_queue_by_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
 
 -- The first item of an order is removed: the next one takes its place. Its route is the route of a planned move of the session,
--- else the route of the first item, to the holder; a stale route is repaired, as all are.
+-- else the route of the first item, to the holder; a stale route is repaired, as all are. One with limits goes to its gate.
 CREATE TRIGGER promote_next AFTER DELETE ON worker_queue
 WHEN OLD.order_session IS NOT NULL AND OLD.route <> 'blocked'
 BEGIN
-    UPDATE worker_queue SET session_id = order_session, route = coalesce(
+    UPDATE worker_queue SET session_id = iif(limited, NULL, order_session), route = iif(limited, 'gate', coalesce(
         (SELECT 'new:' || s.next_worker FROM sessions AS s WHERE s.session_id = OLD.order_session),
         iif(OLD.route > 'w:', OLD.route, 'new')
-    )
+    ))
     WHERE route = 'blocked' AND id = (
         SELECT q.id FROM worker_queue AS q WHERE q.order_session = OLD.order_session ORDER BY q.order_number LIMIT 1
     );
@@ -87,7 +96,7 @@ WHEN NEW.route = 'free' AND NEW.tag IS NOT NULL
             -- An offer, or a planned move, to a worker with the tag stands.
             AND NOT EXISTS (
                 SELECT 1 FROM workers AS w, json_each(w.tags) AS has
-                WHERE w.worker_id = substr(NEW.route, 5) AND has.value = s.tag)))
+                WHERE w.worker_id = substr(NEW.route, 5) AND has.value IN (s.tag, 'any'))))
 BEGIN
     UPDATE worker_queue SET route = coalesce(
         iif(NEW.session_id IS NULL, 'free#' || NEW.tag, NULL),
@@ -120,6 +129,8 @@ CREATE TABLE parked_items (
     activity_id  INTEGER NOT NULL,
     name         TEXT NOT NULL,
     session_id   TEXT,
+    gate         TEXT,
+    limited      INTEGER,
     payload      TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 

@@ -11,6 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from affinity.conversation.journal import PARKED_MARK, Answer, Appended, JournalAppend, NewEntry, NewRequest
+from affinity.orchestration.gates import LimitUse, gate_of
 from affinity.provider.contract import (
     FINISHED,
     Hint,
@@ -39,6 +40,7 @@ ANSWER: Final = Answer(request_id="q", kind="confirm")
 PATIENCE: Final = 30.0
 """Seconds of real time; a wait ends when the hint comes."""
 QUEUED: Final = Placed(item=None, holder=None)
+LIMITED: Final = gate_of([LimitUse("tenant", "acme")])
 MARKED: Final[dict[str, Any]] = {"entry": None, "message": PARKED_MARK}
 """An append that unparks nothing, and whose message says whether there is a parked item."""
 
@@ -318,6 +320,53 @@ class ParkingRules(Rules):
         assert [list(result.placed) for result in results] == [[PARKED], [PARKED], [QUEUED]]
         outcomes = [await owner.conversation.append() for owner in owners.values()]
         assert [appended.unparked for appended in outcomes] == [True, True, False]
+
+    # -- gates
+
+    @pytest.mark.parametrize("path", ["input", "batch", "answer"])
+    async def test_an_unparked_item_with_limits_waits_at_its_gate(self, cluster: Cluster, path: str) -> None:
+        """No worker is named, and none gets it (contract: NewWorkItem.gate). A second input unparks nothing."""
+        owner = await ConversationOwner.begin(cluster)
+        await cluster.holder("b", "s")
+        requests = [NewRequest(request_id="q", kind="confirm", payload="{}")]
+        await _park(owner, _new_item(owner, gate=LIMITED), requests=requests if path == "answer" else [])
+        append = new_input("s", answers=ANSWER if path == "answer" else None)
+        batch = [append, new_input("new")] if path == "batch" else [append]
+        appended = (await owner.conversation.journals.append_journal(batch))[0]
+        assert appended.outcome == "appended"
+        assert (appended.unparked, appended.holder, appended.is_gated) == (True, None, True)
+        (listed,) = await owner.peer.provider.list_work_items("s", 10)
+        assert (listed.state, listed.session_id) == ("limited", "s")
+        assert await owner.peer.take_all() == []
+        assert not (await owner.conversation.append()).unparked
+
+    async def test_an_unparked_item_with_a_priority_goes_first(self, cluster: Cluster) -> None:
+        """Among those that a worker may take, whichever way they were parked (contract: Gate.head_start)."""
+        names = ["a", "b", "c", "d"]
+        owners = await _owners(cluster, *names)
+        await _go_on(owners["a"], _new_item(owners["a"]))
+        await _go_on(owners["b"], _new_item(owners["b"], gate=gate_of([], 1)))
+        for name, priority in (("c", 0), ("d", 2)):
+            owner = owners[name]
+            await owner.conversation.append()
+            await _park(owner, _new_item(owner, gate=gate_of([], priority)), wake_id=f"second of {name}")
+        await owners["a"].conversation.journals.append_journal([new_input("c", start=None)])
+        batch = [new_input(name, start=None) for name in ("a", "b", "d")]
+        outcomes = await owners["a"].conversation.journals.append_journal(batch)
+        assert {(appended.unparked, appended.is_gated) for appended in outcomes} == {(True, False)}
+        taken = await (await cluster.worker("other")).take_all()
+        assert [item.lock.key.instance_id for item in taken] == ["d", "b", "c", "a"]
+
+    async def test_the_next_item_has_the_gate_of_its_own_turn(self, cluster: Cluster) -> None:
+        """An item takes the place of the former one in all that it has (contract: NewWorkItem.parked)."""
+        owner = await ConversationOwner.begin(cluster)
+        await _park(owner, _new_item(owner, gate=LIMITED))
+        assert (await owner.conversation.append()).unparked
+        (listed,) = await owner.peer.provider.list_work_items("s", 10)
+        await _go_on(owner, cancel_activities=[listed.key.activity_id])
+        await _park(owner, wake_id="second")
+        assert (await owner.conversation.append()).unparked
+        assert (await owner.peer.take_one()).limited is False
 
     # -- its end
 

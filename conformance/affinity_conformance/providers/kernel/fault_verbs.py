@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from affinity.provider.contract import (
     Quotas,
     Release,
     Restart,
+    WorkItemInfo,
 )
 from affinity.records import ActivityWait
 from affinity.session import SessionFilter
@@ -345,12 +347,36 @@ async def set_quotas(fixtures: FaultFixtures) -> Attempt:
 
 
 @_verb
+async def mark_encoded(fixtures: FaultFixtures) -> Attempt:
+    former = (await fixtures.clean.provider.read_identity()).check_value
+    value = f"value {fixtures.number}"
+
+    async def check(_: object) -> None:
+        found = await fixtures.clean.provider.read_identity()
+        assert (found.encoded, found.check_value) == (True, value)
+
+    return Attempt(lambda: fixtures.provider.mark_encoded(value, former=former), check)
+
+
+@_verb
+async def mark_offloaded(fixtures: FaultFixtures) -> Attempt:
+    async def check(_: object) -> None:
+        assert (await fixtures.clean.provider.read_identity()).offloaded
+
+    return Attempt(fixtures.provider.mark_offloaded, check)
+
+
+async def _items_at_no_time(instance_id: str, provider: Provider) -> list[WorkItemInfo]:
+    return [replace(item, age=0.0) for item in await provider.list_work_items(instance_id, 10)]
+
+
+@_verb
 async def list_work_items(fixtures: FaultFixtures) -> Attempt:
     at = await fixtures.instance()
     await fixtures.clean.commit_one(at, work_items=[work_item(at, 1)])
     return same(
         fixtures,
-        lambda provider: provider.list_work_items(at.instance_id, 10),
+        partial(_items_at_no_time, at.instance_id),
         lambda: fixtures.remove(at.instance_id),
     )
 
@@ -360,11 +386,12 @@ async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
     session = await fixtures.held()
     listed = fixtures.clean.provider.list_session_moves
     (move,) = await listed(MoveFilter(session_id=session), limit=1)
-    report = [MoveReport(move.epoch, 0.5, fixtures.number)]
+    report = [MoveReport(move.epoch, 0.5, fixtures.number, {"model": 2.5})]
 
     async def then() -> None:
         (move,) = await listed(MoveFilter(session_id=session), limit=1)
         assert (move.hydrate_seconds, move.hydrate_bytes) == (0.5, fixtures.number)
+        assert move.resource_seconds == {"model": 2.5}
 
     return returns([move.reason], lambda: fixtures.provider.report_session_moves(report), then)
 
@@ -375,6 +402,10 @@ async def report_session_moves(fixtures: FaultFixtures) -> Attempt:
 async def _session_ids(provider: Provider, _: OrchestrationItem) -> list[str]:
     page = [session.session_id for session in await provider.list_sessions(limit=10)]
     return [*page, *[session.session_id for session in await provider.list_sessions([*page[:1], "no such session"])]]
+
+
+async def _name_of_database(provider: Provider, _: OrchestrationItem) -> str:
+    return (await provider.read_identity()).name
 
 
 async def _worker_ids(provider: Provider, _: OrchestrationItem) -> list[str]:
@@ -394,17 +425,24 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_states": _state_ids,
     "count_states": lambda provider, _: provider.states.count(SessionFilter()),
     "get_instance": lambda provider, at: provider.get_instance([at.instance_id]),
+    "list_waiting_tags": lambda provider, _: provider.list_waiting_tags(10),
+    "get_values": lambda provider, at: provider.get_values([at.instance_id]),
+    "measure_instance": lambda provider, at: provider.measure_instance(at.instance_id),
     "get_replies": lambda provider, at: provider.get_replies([MessageKey(at.instance_id, "k")]),
     "list_instances": lambda provider, _: provider.list_instances(ALL, 10),
+    "count_matching": lambda provider, _: provider.count_matching(ALL, 10),
     "read_origins": lambda provider, at: provider.read_origins(at.instance_id, at.execution_id),
     "list_executions": lambda provider, at: provider.list_executions(at.instance_id, 10),
     "list_tree": lambda provider, at: provider.list_tree(at.instance_id, 10),
     "measure_queues": _queue_sizes,
     "sample_waiting_work": lambda provider, _: provider.sample_waiting_work(10),
     "count_instances": lambda provider, _: provider.count_instances(10),
+    "count_statuses": lambda provider, _: provider.count_statuses(10),
     "get_quotas": lambda provider, _: provider.get_quotas(),
+    "read_identity": _name_of_database,
     "list_sessions": _session_ids,
     "list_session_moves": lambda provider, _: provider.list_session_moves(MoveFilter(), limit=10),
+    "list_session_uses": lambda provider, _: provider.list_session_uses("s"),
     "list_workers": _worker_ids,
     "list_code": lambda provider, _: provider.list_code(),
     "desired_workers": lambda provider, _: provider.desired_workers(),

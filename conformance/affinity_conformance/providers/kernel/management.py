@@ -211,3 +211,34 @@ class ManagementRules(Rules):
             pages.append(await a.provider.count_instances(2, after=after))
         assert all(sum(page.counts.values()) <= 2 for page in pages)
         assert sum((Counter(page.counts) for page in pages), Counter[str]()) == expected
+
+    async def test_instances_of_each_status_are_counted_up_to_a_limit(self, cluster: Cluster) -> None:
+        """Numbers are exact up to the limit, or say that there may be more (contract: count_statuses)."""
+        a = await cluster.worker("a")
+        before = Counter((await a.provider.count_statuses(100)).counts)
+        ends: dict[str, InstanceUpdate] = {
+            "completed": DONE,
+            "failed": InstanceUpdate(status="failed", error="{}"),
+            "cancelled": InstanceUpdate(status="cancelled", error="{}"),
+        }
+        for status, count in (("completed", 3), ("failed", 2), ("cancelled", 1)):
+            for n in range(count):
+                await a.commit_one(await a.own(f"{status}-{n}"), update=ends[status])
+        for n in range(4):
+            await a.commit_one(await a.own(f"running-{n}"), update=BEGUN)
+        await a.suspend(await a.own("suspended"))
+        await a.own("pending")
+        expected = Counter(completed=3, failed=2, cancelled=1, running=4, suspended=1, pending=1) + before
+        whole = await a.provider.count_statuses(100)
+        assert (Counter(whole.counts), len(whole.counts), list(whole.at_least)) == (expected, 6, [])
+        for limit in (1, 2, 3, 4):
+            found = await a.provider.count_statuses(limit)
+            for status, number in found.counts.items():
+                assert number <= min(limit, expected[status])
+                assert status in found.at_least or number == expected[status]
+            assert {status for status, number in expected.items() if number > limit} <= {*found.at_least}
+            if limit == 4:  # no group has more than twice of that
+                assert {*found.at_least} == {status for status, number in expected.items() if number > limit}
+        await a.provider.delete_instance(["failed-0"])
+        expected["failed"] -= 1
+        assert Counter((await a.provider.count_statuses(100)).counts) == expected

@@ -18,7 +18,7 @@ from affinity_conformance.providers.builders import (
     payloads,
     state,
 )
-from affinity_conformance.providers.cluster import Cluster
+from affinity_conformance.providers.cluster import ENQUEUER, Cluster
 from affinity_conformance.providers.kernel.timelines import lose_tail
 
 
@@ -283,6 +283,51 @@ class MoveRules(Rules):
         found = {move.session_id: (move.hydrate_seconds, move.hydrate_bytes) for move in await _moves(cluster)}
         assert found == {"s": (0.25, None), "t": (0.5, 10)}
         assert await report([]) == []
+
+    async def test_the_first_load_of_each_resource_of_a_move_is_kept(self, cluster: Cluster) -> None:
+        """Loads of other resources are added, in one report or in several, before the hydrate or after it, and also of
+        another move; a later load of the same resource changes nothing (contract: report_session_moves).
+        """
+        a = await cluster.worker("a")
+        s, t = [(await cluster.use(a, name)).session_epoch or 0 for name in ("s", "t")]
+        report = a.provider.report_session_moves
+        first = [MoveReport(s, resource_seconds={"model": 5.0}), MoveReport(s, 0.5, 10), MoveReport(t, 0.1, 1)]
+        assert await report(first) == ["new"] * 3
+        later = [{"model": 1.0}, {"index": 2.0}, {"index": 3.0}, {'it\'s "é"': 0.25}]
+        await report([MoveReport(s, resource_seconds=loads) for loads in later])
+        assert await report([MoveReport(t + 1000, resource_seconds={"model": 1.0})]) == [None]
+        found = {move.session_id: (move.hydrate_seconds, move.resource_seconds) for move in await _moves(cluster)}
+        assert found == {"s": (0.5, {"model": 5.0, "index": 2.0, 'it\'s "é"': 0.25}), "t": (0.1, {})}
+
+    # -- uses
+
+    async def test_what_uses_a_session(self, cluster: Cluster) -> None:
+        """Holds that last, work, running work first, and watches; of this session alone, and at most ``limit`` of each
+        (contract: list_session_uses).
+        """
+        a = await cluster.holder("a", "s")
+        uses = a.provider.list_session_uses
+        assert await uses("s") == []
+        await cluster.enqueue("s", "s", "t")
+        running = await a.take_one()
+        while running.session_id != "s":
+            running = await a.take_one()
+        at = await a.hold("holds", "s", 500.0)
+        await a.commit_one(at, watches=[SessionWatch("s", "{}")])
+        found = await uses("s")
+        assert [(use.kind, use.worker_id, use.until is None, use.age is None) for use in found] == [
+            ("hold", None, False, True),
+            ("work", "a", True, False),
+            ("work", None, True, False),
+            ("watch", None, True, True),
+        ]
+        assert [use.instance_id for use in found] == ["holds", ENQUEUER, ENQUEUER, "holds"]
+        assert {use.activity for use in found if use.kind == "work"} == {running.name}
+        assert all(use.age is None or 0 <= use.age < 60 for use in found)
+        assert [use.kind for use in await uses("s", limit=1)] == ["hold", "work", "watch"]
+        assert [use.kind for use in await uses("t")] == ["work"]
+        await cluster.pass_time(501)
+        assert "hold" not in [use.kind for use in await uses("s")]
 
     # -- listing
 

@@ -19,7 +19,37 @@ ROOMY = 1_000_000
 
 
 class QuotaRules(Rules):
-    """`set_quotas`, and what they do to `create_instance` and `send_message`."""
+    """`set_quotas`, and what they do to `create_instance` and `send_message`; and the identity of the database."""
+
+    async def test_a_database_has_a_name_and_may_be_marked_as_encoded(self, cluster: Cluster) -> None:
+        """Every provider object reads the same name; a mark lasts, and changes nothing else (contract:
+        read_identity, mark_encoded).
+        """
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        before = await a.provider.read_identity()
+        assert before.name
+        assert await b.provider.read_identity() == before
+        assert (before.encoded, before.check_value) == (False, None)
+        assert await a.provider.mark_encoded("first", former=None)
+        first = before._replace(encoded=True, check_value="first")
+        assert await b.provider.read_identity() == first
+        for former in (None, "second"):  # another process was faster
+            assert not await a.provider.mark_encoded("second", former=former)
+            assert await b.provider.read_identity() == first
+        assert await b.provider.mark_encoded("second", former="first")
+        assert await a.provider.read_identity() == before._replace(encoded=True, check_value="second")
+
+    async def test_a_database_may_be_marked_as_one_with_a_blob_store(self, cluster: Cluster) -> None:
+        """A mark lasts, for every provider object, and changes nothing else (contract: mark_offloaded)."""
+        a, b = await cluster.worker("a"), await cluster.worker("b")
+        before = await a.provider.read_identity()
+        assert not before.offloaded
+        for _ in range(2):
+            await a.provider.mark_offloaded()
+            assert await b.provider.read_identity() == before._replace(offloaded=True)
+        assert await a.provider.mark_encoded("value", former=None)
+        marked = before._replace(offloaded=True, encoded=True, check_value="value")
+        assert await b.provider.read_identity() == marked
 
     async def test_there_are_none_until_they_are_set(self, cluster: Cluster) -> None:
         """Every provider object reads the quotas that are set (contract: get_quotas)."""

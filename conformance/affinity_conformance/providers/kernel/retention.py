@@ -168,6 +168,23 @@ class RetentionRules(Rules):
         assert (await a.provider.prune_histories(DAY)).executions == 0
         assert (await a.commit_one(third, update=DONE)).committed
 
+    async def test_the_histories_of_one_instance_go(self, cluster: Cluster) -> None:
+        """Others keep theirs, and their keys of messages (contract: prune_histories)."""
+        a = await cluster.worker("a")
+        items = [await a.go_on(await a.own(name)) for name in ("i", "j")]
+        for at in items:
+            key = NewMessage(instance_id=at.instance_id, payload="m", unread_limit=9, key="k")
+            assert list(await a.provider.send_message([key])) == ["delivered"]
+            await a.commit_one(at, update=CONTINUED)
+        await cluster.advance(1)
+        assert (await a.provider.prune_histories(0.0, instance_id="i", dry_run=True)).executions == 1
+        pruned = await a.provider.prune_histories(0.0, instance_id="i")
+        assert (pruned.executions, pruned.limit_reached) == (1, False)
+        assert [len(await a.history(at)) for at in items] == [0, 2]
+        again = [NewMessage(instance_id=name, payload="m", unread_limit=9, key="k") for name in ("i", "j")]
+        assert list(await a.provider.send_message(again)) == ["delivered", "repeated"]
+        assert (await a.provider.prune_histories(0.0)).executions == 1
+
     async def test_what_is_left_of_a_long_history_is_its_beginning(self, cluster: Cluster) -> None:
         """A step removes a bounded number of events, the latest first (limits: PRUNE_EVENTS)."""
         a, at = await cluster.owner("a", "i")

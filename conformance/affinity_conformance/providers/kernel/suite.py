@@ -17,6 +17,7 @@ from affinity_conformance.providers.kernel.hints import HintRules
 from affinity_conformance.providers.kernel.holders import HolderRules
 from affinity_conformance.providers.kernel.holds import HoldRules
 from affinity_conformance.providers.kernel.ids import IdRules
+from affinity_conformance.providers.kernel.labels import LabelRules
 from affinity_conformance.providers.kernel.listing import ListingRules
 from affinity_conformance.providers.kernel.load import LoadRules
 from affinity_conformance.providers.kernel.locks import LockRules
@@ -39,6 +40,7 @@ from affinity_conformance.providers.kernel.retention import RetentionRules
 from affinity_conformance.providers.kernel.rollouts import RolloutRules
 from affinity_conformance.providers.kernel.routing import RoutingRules
 from affinity_conformance.providers.kernel.same_turn import SameTurnRules
+from affinity_conformance.providers.kernel.starts import StartRules
 from affinity_conformance.providers.kernel.state_batches import StateBatchRules
 from affinity_conformance.providers.kernel.states import StateRules
 from affinity_conformance.providers.kernel.suspension import SuspensionRules
@@ -50,6 +52,7 @@ from affinity_conformance.providers.kernel.touching import TouchRules
 from affinity_conformance.providers.kernel.trees import TreeRules
 from affinity_conformance.providers.kernel.turns import TurnRules
 from affinity_conformance.providers.kernel.unknown import UnknownRules
+from affinity_conformance.providers.kernel.values import ValueRules
 from affinity_conformance.providers.kernel.waits import WaitRules
 from affinity_conformance.providers.kernel.watches import WatchRules
 from affinity_conformance.providers.kernel.workers import WorkerRules
@@ -87,11 +90,14 @@ class KernelConformance(
     SuspensionRules,
     TreeRules,
     RestartRules,
+    LabelRules,
+    StartRules,
     RetentionRules,
     QuotaRules,
     ResetRules,
     ClientRules,
     ReplyRules,
+    ValueRules,
     ListingRules,
     OriginRules,
     ManagementRules,

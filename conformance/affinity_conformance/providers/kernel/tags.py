@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from affinity.limits import MIN_SHARE
+from affinity.limits import ANY_TAG, MIN_SHARE
 from affinity.provider.contract import WorkerTags
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import (
@@ -23,6 +23,7 @@ from affinity_conformance.providers.peer import Peer
 
 GPU: Final = WorkerTags(tags=("gpu",))
 ONLY_GPU: Final = WorkerTags(tags=("gpu",), only=True)
+ANY: Final = WorkerTags(tags=(ANY_TAG,))
 SEVERAL: Final = WorkerTags(tags=("gpu", "eu"))
 
 
@@ -294,6 +295,31 @@ class TagRules(Rules):
         released = await gpu.provider.release_idle_session(gpu.identity, options, order=[])
         assert released == ["old"]
         assert (await gpu.take_one(max_sessions=1)).session_tag == "gpu"
+
+    async def test_a_worker_for_any_tag(self, cluster: Cluster) -> None:
+        """It counts as one with each tag, inherits all sessions of its name, and fetches with the tags of waiting work
+        (contract: list_waiting_tags).
+        """
+        everything = await cluster.worker("all", tags=ANY)
+        await cluster.enqueue(None, "s", tag="gpu")
+        await cluster.enqueue(None, tag="eu")
+        await cluster.enqueue("t")
+        assert sorted(await everything.provider.list_waiting_tags(10)) == ["eu", "gpu"]
+        assert len(await everything.provider.list_waiting_tags(1)) == 1
+        assert [item.session_id for item in await everything.take_all()] == ["t"]
+        found = WorkerTags(tags=await everything.provider.list_waiting_tags(10))
+        assert sorted([one.session_id for one in await replace(everything, tags=found).take_all()], key=str) == [
+            None,
+            None,
+            "s",
+        ]
+        at = await everything.own("i")
+        item = replace(work_item(at, 1), tag="other")
+        await everything.commit_one(at, consumed=message_ids(at), work_items=[item])
+        (row,) = await everything.provider.list_work_items("i", 10)
+        assert (row.tag, row.has_worker) == ("other", True)
+        await cluster.worker("all", tags=ANY)
+        assert set(await cluster.holders()) == {"s", "t"}
 
     async def test_a_reset_keeps_the_tag(self, cluster: Cluster) -> None:
         """The work items of a reset have their tags (`Reset.work_items`)."""

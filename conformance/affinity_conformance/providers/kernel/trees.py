@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from affinity.provider.contract import Delivery, InstanceUpdate, NewInstance, NewMessage, OrchestrationItem
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import count_rows, message_ids, new_instance, payloads, timer
@@ -11,11 +13,10 @@ from affinity_conformance.providers.peer import Peer
 DONE = InstanceUpdate(status="completed")
 
 
-def child_of(parent: OrchestrationItem, name: str) -> NewInstance:
-    """A child as a turn of its parent creates it."""
-    return new_instance(
-        name, parent_id=parent.instance_id, parent_generation=parent.generation, on_deleted=f"{name} was deleted"
-    )
+def child_of(parent: OrchestrationItem, name: str, **fields: Any) -> NewInstance:
+    """A child as a turn of its parent creates it. The keywords are fields of it."""
+    of = {"parent_id": parent.instance_id, "parent_generation": parent.generation}
+    return new_instance(name, **of, on_deleted=f"{name} was deleted", **fields)
 
 
 class TreeRules(Rules):

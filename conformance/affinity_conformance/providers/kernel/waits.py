@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from affinity.provider.contract import MoveFilter, PlannedMove, WorkerTags
+from affinity.provider.contract import NEWER_SECONDS, MoveFilter, PlannedMove, WorkerTags
+from affinity.records import Gate
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import ITEM_LOCK, SHORT_LEASE, message_ids, work_item
 from affinity_conformance.providers.cluster import Cluster
@@ -163,6 +164,23 @@ class WaitRules(Rules):
         await cluster.advance(60.0)
         assert not (await plain.end_waits()).failed
         assert [item.lock.key for item, _ in (await plain.end_waits(60.0)).failed] == [key]
+
+    async def test_urgent_work_has_not_waited_longer(self, cluster: Cluster) -> None:
+        """A priority is no time of waiting: for a worker with a tag, or for newer code (contract: end_waits,
+        fetch_work_item).
+        """
+        urgent = Gate("[5]", limited=False, head_start=5 * 3_600.0)
+        old = await cluster.worker("old", code_version="1")
+        await cluster.advance(1)
+        await cluster.worker("new", code_version="2")
+        await cluster.enqueue(None, tag="gpu", gate=urgent)
+        await cluster.enqueue("s", gate=urgent)
+        assert not (await old.end_waits(60.0)).failed
+        assert not await old.take(10)
+        await cluster.advance(NEWER_SECONDS + 0.5)
+        assert [item.session_id for item in await old.take(10)] == ["s"]
+        await cluster.advance(65.0)
+        assert len((await old.end_waits(60.0)).failed) == 1
 
     async def test_a_dead_worker_ends_no_waits(self, cluster: Cluster) -> None:
         """The caller must be alive and current."""

@@ -39,6 +39,8 @@ NAME: Final = "conversations"
 CHILD: Final = f"{NAME}.child"
 
 LIMITS: Final = ConversationLimits(inputs=4, requests=3, revisits=3)
+WAKES: Final = affinity.Limit("wakes", concurrency=3)
+OWNERS: Final = affinity.Limit("owners", concurrency=2, keyed=True)
 
 
 class Chat(BaseModel):
@@ -497,7 +499,13 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
     """The conversations that clients begin, and their children. Each call makes others: their states in memory are of
     one database.
     """
-    made = [Conversations(Chat, kind=kind, events=OWN_EVENTS, limits=LIMITS, rebuild=rebuilt) for kind in (NAME, CHILD)]
+    owner = OWNERS.by(lambda info: info.conversation_id[-1:])
+    made = [
+        Conversations(
+            Chat, kind=kind, events=OWN_EVENTS, limits=[LIMITS, WAKES, owner], priority=priority, rebuild=rebuilt
+        )
+        for kind, priority in ((NAME, 0), (CHILD, 2))
+    ]
     roots, children = made
 
     async def handle(wake: affinity.Wake, chat: Chat) -> None:

@@ -1,0 +1,24 @@
+"""What a middleware of a client is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from affinity.orchestration.middleware import Next, SyncNext
+from affinity.records import frozen
+
+CallOperation: TypeAlias = Literal["start", "raise", "ask", "send"]
+"""What a client does: start instances; raise events; ask an instance or a conversation; send to a conversation."""
+
+
+@frozen(kw_only=True)
+class ClientCall:
+    """A call of a client that causes work, for the middleware around it."""
+
+    operation: CallOperation
+    names: Sequence[str]  # of the orchestrations, of the events, or of the kind of conversations
+    ids: Sequence[str | None]  # of the instances, or of the conversation; None: a random one
+
+
+ClientMiddleware: TypeAlias = Callable[[ClientCall, Next], Awaitable[Any]] | Callable[[ClientCall, SyncNext], Any]

@@ -1,0 +1,1 @@
+"""The store of limits: tables, verbs and their contract."""

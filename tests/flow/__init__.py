@@ -1,0 +1,1 @@
+"""Limits, priorities, and what waits at them."""
