@@ -58,6 +58,11 @@ AnyConnection: TypeAlias = "AsyncConnection | SyncConnection"
 
 Repeat: TypeAlias = Literal["always", "never"]
 
+Place: TypeAlias = tuple[str, str] | tuple[str, str, int]
+"""What names a step in its wake: its name and its key; or its name, the digest of its arguments, and its ordinal from 1
+among the steps that have both, in the order in which they begin. So steps may run at the same time without keys.
+"""
+
 ONCE: Final = RetryPolicy(max_attempts=1)
 
 BEGUN: Final = "begun"
@@ -96,10 +101,10 @@ class WakeSteps:
         self.has_parts: bool = PART in self._done
         """True if earlier attempts of the wake have committed entries."""
         self._size = sum([len(step.result or "") for step in self._done.values()])
-        self._numbers: Counter[str] = Counter()
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        """How many steps without a key have begun, by name and digest of the arguments."""
         self._count = StepCount(recorded=0, run=0)
-        self._running: set[tuple[str, str | int]] = set()
-        """Names of the steps that run, each with its key, or its place without one."""
+        self._running: set[Place] = set()
 
     async def commit(self) -> None:
         """Commit the additions of the wake so far, and the state."""
@@ -148,11 +153,12 @@ class WakeSteps:
             raise InvalidOptions("once=… and repeat='never': with a connection a step is repeated, and has one effect")
         seconds = None if timeout is None else seconds_of("timeout", timeout)
         codec = Codec(_result_type(function), f"result of step {name!r}")
-        place = self._place(check_id(name, "name of a step"), key)
+        arguments = _digest(args)
+        place = self._place(check_id(name, "name of a step"), key, arguments)
         self._running.add(place)
         try:
-            row, arguments = step_key(STEP, *place), _digest(args)
-            found = self._find(row, arguments, name, has_key=key is not None)
+            row = step_key(STEP, *place)
+            found = self._find(row, arguments, name)
             if found is None:
                 found = self._others.find(place, row, arguments)
             begun = step_key(BEGUN, STEP, *place) if repeat == "never" or once is not None else None
@@ -212,15 +218,11 @@ class WakeSteps:
         )
         return run_once(function, work, once, is_async_function=is_async(function))
 
-    def _place(self, name: str, key: str | None) -> tuple[str, str | int]:
-        """Return the name and the key of a step; without a key its place among the steps of this name."""
-        if key is not None:
-            place: tuple[str, str | int] = (name, check_id(key, "key of a step"))
-        elif any(running == name and isinstance(other, int) for running, other in self._running):
-            raise WakeMisuse(f"two steps {name!r} run at the same time: give each a key")
-        else:
-            self._numbers[name] += 1
-            place = (name, self._numbers[name])
+    def _place(self, name: str, key: str | None, arguments: str) -> Place:
+        if key is None:
+            self._numbers[name, arguments] += 1
+            return name, arguments, self._numbers[name, arguments]
+        place = (name, check_id(key, "key of a step"))
         if place in self._running:
             raise WakeMisuse(f"step {name!r} with the key {key!r} runs already")
         return place
@@ -247,20 +249,13 @@ class WakeSteps:
             "find out, and go on with another step",
         )
 
-    def _find(self, row: str, arguments: str, name: str, *, has_key: bool) -> Step | None:
+    def _find(self, row: str, arguments: str, name: str) -> Step | None:
         found = self._done.get(row)
-        if found is None or found.arguments == arguments:
-            return found
-        if has_key:
+        if found is not None and found.arguments != arguments:
             raise StepMismatch(
                 f"step {name!r} was done with other arguments under this key: use a key for each set of arguments"
             )
-        logger.warning(
-            "step %r of wake %s runs again: an earlier attempt has done it with other arguments; give it a key",
-            name,
-            self._parts.wake_id,
-        )
-        return None
+        return found
 
     async def _attempt(
         self, code: RunningCode, call: Callable[[], Awaitable[Any]], policy: RetryPolicy, row: str
@@ -418,38 +413,38 @@ class WakeSteps:
 class _StepsOfOthers:
     """The steps of a wake that has failed with several inputs, for a later wake that has one of them.
 
-    A step that was done there is not done again: one with a key by its key, any other by its arguments, for its place
-    counts the steps of the other inputs. The others stay for the wakes of these.
+    A step that was done there is not done again. One without a key has another ordinal there, which counts the steps of
+    the other inputs: the first that is left is taken. The others stay for the wakes of these.
     """
 
     def __init__(self, wake_id: str | None, before: dict[str, Step], writing: WakeWriting) -> None:
         self._is_used = wake_id is not None
         self._before, self._writing = before, writing
-        self._by_place: dict[tuple[str, int], list[Step]] = {}
+        self._by_place: dict[tuple[str, str, int], list[Step]] = {}
         for step in [earlier for earlier in before.values() if earlier.wake_id == wake_id]:
             match from_json(step.key):
-                case [*_, str(name), int(number)]:
-                    self._by_place.setdefault((name, number), []).append(before.pop(step.key))
+                case [*_, str(name), str(arguments), int(number)]:
+                    self._by_place.setdefault((name, arguments, number), []).append(before.pop(step.key))
 
-    def find(self, place: tuple[str, str | int], row: str, arguments: str) -> Step | None:
+    def find(self, place: Place, row: str, arguments: str) -> Step | None:
         """Return the row of a step that was done there. A step that had begun there is known here afterwards."""
         if not self._is_used:
             return None
-        name, number = place
-        if isinstance(number, int):
-            self._move(name, number, arguments)
+        match place:
+            case (_, _, int(number)):
+                self._move(place[0], arguments, number)
         found = self._before.get(row)
         return found if found is not None and found.arguments == arguments else None
 
-    def _move(self, name: str, number: int, arguments: str) -> None:
-        for other in sorted(place for place in self._by_place if place[0] == name):
-            if self._by_place[other][0].arguments == arguments:
-                for step in self._by_place.pop(other):
-                    *parts, _ = from_json(step.key)
-                    self._before[step_key(*parts, number)] = step
-                    if step in self._writing.kept_steps:
-                        self._writing.kept_steps.remove(step)
-                return
+    def _move(self, name: str, arguments: str, number: int) -> None:
+        first = min((place for place in self._by_place if place[:2] == (name, arguments)), default=None)
+        if first is None:
+            return
+        for step in self._by_place.pop(first):
+            *parts, _ = from_json(step.key)
+            self._before[step_key(*parts, number)] = step
+            if step in self._writing.kept_steps:
+                self._writing.kept_steps.remove(step)
 
 
 class Committed:

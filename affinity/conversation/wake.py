@@ -452,8 +452,9 @@ class Wake(CommonCalls[None], RunCalls):
             name: of the step, in logs.
             function: async, or sync, which runs in a thread. Its result needs a JSON form, by its annotation.
             args: of the function.
-            key: names the step within its name. Without one it is named by its place among the steps of this name, and
-                runs again, with a warning, if its arguments have changed.
+            key: names the step within its name. Without one it is named by its arguments, and by its place among the
+                steps of this name that have equal ones: with other arguments it is another step. Values without a JSON
+                form are equal if they are of one type.
             retry: the policy for errors of the function; by default it is not tried again.
             timeout: seconds, or a timedelta, of one attempt of the function; a thread is left behind.
             repeat: "never": it is not begun a second time.
@@ -469,7 +470,7 @@ class Wake(CommonCalls[None], RunCalls):
             StepMismatch: a step of this key was done with other arguments.
             OnceMisuse, SchemaMismatch, RetryAfter: see `affinity.effects.OnceBlock`.
             InvalidOptions: ``once`` and ``repeat="never"``; or the connection is async, and the function is not.
-            WakeMisuse: another step of this name runs, and this one has no key.
+            WakeMisuse: another step of this name and key runs.
             SessionWriteConflict, SessionError: see `commit`.
             InvalidInput: the wake has too many steps, or an argument is out of bounds.
             NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.

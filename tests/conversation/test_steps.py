@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -129,7 +128,7 @@ async def test_a_step_with_a_key_is_that_key_whatever_its_place(server: str | No
         assert (runs, len(refused)) == (["a", "b", "c"], 1)
 
 
-async def test_a_step_whose_arguments_have_changed_runs_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_step_whose_arguments_have_changed_is_another_step() -> None:
     runs: list[int] = []
 
     async def count(number: int) -> int:
@@ -137,17 +136,43 @@ async def test_a_step_whose_arguments_have_changed_runs_with_a_warning(caplog: p
         return number
 
     async def handler(wake: Wake, chat: Chat) -> None:
+        await wake.step("count", count, 0)
         await wake.step("count", count, wake.attempt)
         Failing()(wake)
 
-    with caplog.at_level(logging.WARNING, "affinity.conversation"):
-        async with talk_to(None, handler) as (_, talk):
-            await talk.ask(UserMessage("x"))
-    assert runs == [1, 2]
-    assert any("'count'" in record.getMessage() and "give it a key" in record.getMessage() for record in caplog.records)
+    async with talk_to(None, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+    assert runs == [0, 1, 2]
 
 
-async def test_two_steps_of_one_name_at_once_need_keys() -> None:
+@pytest.mark.parametrize("repeat", ["always", "never"])
+async def test_steps_of_one_name_run_at_the_same_time_without_keys(server: str | None, repeat: Any) -> None:
+    """Each is known by its arguments, and by its place among its equals, in whatever order the next attempt begins."""
+    runs: list[int] = []
+
+    async def work(number: int) -> list[int]:
+        await anyio.sleep(0.01 * number)
+        runs.append(number)
+        return [number, len(runs)]
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        results: list[list[int]] = []
+
+        async def run(number: int) -> None:
+            results.append(await wake.step("work", work, number, repeat=repeat))
+
+        async with anyio.create_task_group() as tasks:
+            for number in [0, 1, 2, 1] if wake.attempt == 1 else [2, 1, 1, 0]:
+                tasks.start_soon(run, number)
+        Failing()(wake)
+        wake.append(AgentMessage(str(sorted(results))))
+
+    async with talk_to(server, handler) as (_, talk):
+        assert (await talk.ask(UserMessage("x"))).text == "[[0, 1], [1, 2], [1, 3], [2, 4]]"
+    assert runs == [0, 1, 1, 2]
+
+
+async def test_a_key_names_one_step_at_a_time() -> None:
     outcomes: list[str] = []
 
     async def wait(seconds: float) -> str:
@@ -155,22 +180,19 @@ async def test_two_steps_of_one_name_at_once_need_keys() -> None:
         return "done"
 
     async def handler(wake: Wake, chat: Chat) -> None:
+        async def run(key: str) -> None:
+            try:
+                outcomes.append(await wake.step("wait", wait, 0.01, key=key))
+            except WakeMisuse as error:
+                outcomes.append(type(error).__name__)
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_run, wake, wait, None, outcomes)
-            tasks.start_soon(_run, wake, wait, None, outcomes)
-            tasks.start_soon(_run, wake, wait, "k", outcomes)
-            tasks.start_soon(_run, wake, wait, "l", outcomes)
+            for key in ["k", "k", "l"]:
+                tasks.start_soon(run, key)
 
     async with talk_to(None, handler) as (_, talk):
         await talk.ask(UserMessage("x"))
-    assert sorted(outcomes) == ["WakeMisuse", "done", "done", "done"]
-
-
-async def _run(wake: Wake, function: Any, key: str | None, outcomes: list[str]) -> None:
-    try:
-        outcomes.append(await wake.step("wait", function, 0.01, key=key))
-    except WakeMisuse as error:
-        outcomes.append(type(error).__name__)
+    assert sorted(outcomes) == ["WakeMisuse", "done", "done"]
 
 
 async def test_a_step_is_tried_again_by_its_policy_within_its_timeout(server: str | None) -> None:
