@@ -93,6 +93,7 @@
     ├── IterationInterrupted           an async iterator cannot go on after a cancelled wait
     ├── CodeExited                     code of the application ended with an exception that is no ``Exception``
     ├── BlobNotFound                   a blob store has no blob of this name
+    ├── TokenUnknown                   the ``resume`` of a step finds no call of its token
     ├── CrashMatrixFailed (AssertionError)  runs of `affinity.testing.crash_matrix` have failed
     ├── WorkerStalled                  the worker's event loop made no progress; the worker gave up its lease
     └── SessionError
@@ -319,6 +320,12 @@ class WakeMisuse(InvalidInput):
     """
 
     permanent = True
+
+
+class TokenUnknown(AffinityError):
+    """Raised by the ``resume`` of a step (`Wake.step`): the service knows no call of this token, or no longer. The step
+    runs again.
+    """
 
 
 class StepMismatch(WakeMisuse):

@@ -361,6 +361,9 @@ MAX_WAKE_ENTRIES: Final = 10_000
 MAX_WAKE_STEPS: Final = 1_000
 """Steps of one wake: its next attempt reads them all. Their results have at most half of `MAX_BATCH_BYTES`."""
 
+MAX_TOKEN: Final = 4_096
+"""UTF-8 bytes of the token of a step, as JSON."""
+
 MAX_STEP_CHILDREN: Final = 1_000
 """Children that one transaction interrupts, or terminates: the other ones follow in further steps."""
 

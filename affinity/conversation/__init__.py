@@ -83,8 +83,9 @@ if typing.TYPE_CHECKING:
     )
     from affinity.conversation.trace import TRACE_KINDS
     from affinity.conversation.views import DeadLetter, EndedWake, PendingRevisit
-    from affinity.conversation.wake import Delegate
+    from affinity.conversation.wake import Delegate, current_wake
     from affinity.conversation.wake import Wake as Wake
+    from affinity.conversation.wake_runs import WakeRun
 
 # A name imported as itself, `X as X`, is for the rest of this tree: its public place is another (docs/learn/names.md).
 __all__ = [
@@ -150,6 +151,8 @@ __all__ = [
     "UnknownEvent",
     "UserInterrupt",
     "UserMessage",
+    "WakeRun",
+    "current_wake",
     "kind_of",
     "text_of",
 ]
@@ -234,7 +237,9 @@ _PLACES: typing.Final[typing.Mapping[str, tuple[str, ...]]] = {
     "wake": (
         "Delegate",
         "Wake",
+        "current_wake",
     ),
+    "wake_runs": ("WakeRun",),
 }
 """Modules of this package, with the names that are imported from them when they are used."""
 

@@ -22,6 +22,7 @@ from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
 from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
+from affinity.conversation.run_rows import OF_RUN
 from affinity.conversation.stream import Streams
 from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
@@ -134,6 +135,8 @@ class Attempt(Generic[S]):
             processed=self.work.processed,
             home=self._lease(),
         )
+        if not any(item.kind == USER_INTERRUPT for item in self.work.inputs):
+            self.writing.run_steps = {row.key: row for row in self.work.steps if row.wake_id == OF_RUN}
         if self.alone is not None:
             wake = self.alone["wake"]
             self.writing.kept_steps += [row for row in self.work.steps if row.wake_id == wake and is_of_step(row)]
@@ -433,6 +436,7 @@ class Attempt(Generic[S]):
         if not (self.writing.appends or self.task.get("cancelled_wakes") or self.work.steps):
             return self._outcome("nothing")
         self.writing.is_over = True
+        self.writing.run_steps.clear()
         self._close()
         self.ctx._enlist(self.writing)
         return self._outcome("done")

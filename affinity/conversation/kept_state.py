@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from pydantic_core import to_json
 
 from affinity.conversation.journal import Step
+from affinity.conversation.run_rows import OF_RUN
 from affinity.conversation.step_keys import step_key
 from affinity.errors import InvalidInput, PayloadTooLarge
 from affinity.limits import MAX_BATCH_BYTES
@@ -50,7 +51,7 @@ def is_kept(step: Step) -> bool:
 
 def is_of_step(row: Step) -> bool:
     """Return whether a row belongs to a step that has begun or is done, or has the state of such a step."""
-    return row.key.startswith(('["begun",', '["step",', _STEP))
+    return row.key.startswith(('["begun",', '["step",', '["token",', _STEP))
 
 
 class Kept(NamedTuple):
@@ -116,7 +117,8 @@ class KeptState:
 
     def meet_step(self, step: Step) -> None:
         """Put the state of a step in place that an earlier attempt has done."""
-        self._meet([kept for kept in self._kept if kept.key == _key_of(step) and kept.wake_id == step.wake_id])
+        is_of_run = step.wake_id == OF_RUN  # its row outlives the wake that has the state
+        self._meet([k for k in self._kept if k.key == _key_of(step) and (is_of_run or k.wake_id == step.wake_id)])
 
     def begin_section(self, name: str) -> tuple[str, bytes | None]:
         """Put the state of the last commit of a section in place, which begins. Return its key, and the digest of the

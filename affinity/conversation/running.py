@@ -46,7 +46,7 @@ from affinity.conversation.steps import PART
 from affinity.conversation.stream import Streams, StreamWriter
 from affinity.conversation.trace import TRACE_KINDS, error_of
 from affinity.conversation.views import request_of, revisit_of
-from affinity.conversation.wake import Wake
+from affinity.conversation.wake import Wake, handled
 from affinity.conversation.wake_parts import WakeInputs, WakeParts, handling
 from affinity.conversation.wake_span import wake_span
 from affinity.errors import (
@@ -247,7 +247,7 @@ class _HandlerAttempt(Attempt[S]):
             async with opening as state:
                 await self.parts.kept.begin(opening)
                 wake.pending = await self._drop_cleared(wake.pending)
-                with handling(self.parts):
+                with handling(self.parts), handled(wake):
                     async with TraceShown(self.parts):
                         handle = partial(self.conversations._handle, wake, state)
                         await self.parts.around("wake", self.spec.name, wake.events, handle)()
@@ -354,6 +354,7 @@ class _HandlerAttempt(Attempt[S]):
 
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         self.writing.is_over = True
+        wake._end_runs()
         if self.writing.is_interrupted:
             self._drop_requests()
         reason = self._stop_reason(wake)

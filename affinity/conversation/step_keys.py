@@ -14,3 +14,6 @@ def step_key(*parts: str | int) -> str:
 
 GIVEN: Final = step_key("given")
 """Key of the row with the work that the wake was given: see `known_wakes.Given`."""
+
+TOKEN: Final = "token"  # noqa: S105 - no password
+"""Part of the keys of tokens, before the place of the step: see `Wake.keep_token`."""

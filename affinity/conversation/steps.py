@@ -12,11 +12,12 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -28,8 +29,9 @@ from affinity.conversation.events import ToolResult, kind_of
 from affinity.conversation.journal import Entry, JournalWrite, Step
 from affinity.conversation.kept_state import KeptState, is_kept
 from affinity.conversation.known_wakes import given_work
+from affinity.conversation.run_rows import OF_RUN
 from affinity.conversation.sections import StepCount
-from affinity.conversation.step_keys import GIVEN, step_key
+from affinity.conversation.step_keys import GIVEN, TOKEN, step_key
 from affinity.conversation.wake_parts import WakeParts
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import (
@@ -38,10 +40,20 @@ from affinity.errors import (
     PayloadTooLarge,
     StepInterrupted,
     StepMismatch,
+    TokenUnknown,
     WakeMisuse,
     errors_in,
 )
-from affinity.limits import MAX_BATCH_BYTES, MAX_WAKE_STEPS, check_choice, check_id, seconds_of
+from affinity.limits import (
+    MAX_BATCH_BYTES,
+    MAX_TOKEN,
+    MAX_WAKE_STEPS,
+    check_choice,
+    check_id,
+    check_payload,
+    check_text,
+    seconds_of,
+)
 from affinity.orchestration import RetryPolicy
 from affinity.orchestration.codec import Codec
 from affinity.orchestration.definitions import is_async
@@ -69,7 +81,7 @@ BEGUN: Final = "begun"
 """First part of the keys of the steps of `WakeSteps.begin_once`."""
 
 STEP: Final = "step"
-"""First part of the keys of the steps of `WakeSteps.run`."""
+"""Part of the keys of the steps of `WakeSteps.run`, before the place of the step."""
 
 TOOL_RESULT: Final = kind_of(ToolResult)
 
@@ -84,8 +96,49 @@ def part_step(parts: WakeParts) -> Step:
     return Step(parts.wake_id, PART, result=str(parts.writing.processed))
 
 
+class StepScope:
+    """Where places name steps: a wake, or a run of several wakes (`affinity.conversation.wake_runs`)."""
+
+    def __init__(self, wake_id: str, *prefix: str) -> None:
+        """``wake_id``: in the rows. ``prefix``: the first parts of their keys."""
+        self.wake_id, self._prefix = wake_id, prefix
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        """How many steps without a key have begun, by name and digest of the arguments."""
+        self._running: set[Place] = set()
+        self._idle = anyio.Event()
+
+    def key(self, *parts: str | int) -> str:
+        """Return the key of a row."""
+        return step_key(*self._prefix, *parts)
+
+    def next_equal(self, name: str, arguments: str) -> Place:
+        """Return the place of the next one without a key."""
+        self._numbers[name, arguments] += 1
+        return name, arguments, self._numbers[name, arguments]
+
+    @contextmanager
+    def step(self, name: str, key: str | None, arguments: str) -> Iterator[Place]:
+        """Yield the place of a step, which runs in the block."""
+        place = self.next_equal(name, arguments) if key is None else (name, check_id(key, "key of a step"))
+        if place in self._running:
+            raise WakeMisuse(f"step {name!r} with the key {key!r} runs already")
+        self._running.add(place)
+        try:
+            yield place
+        finally:
+            self._running.discard(place)
+            if not self._running:
+                self._idle.set()
+                self._idle = anyio.Event()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no step runs."""
+        if self._running:
+            await self._idle.wait()
+
+
 class WakeSteps:
-    """The steps of one attempt of a wake, and of the attempts before it."""
+    """The steps of one attempt of a wake, and of the attempts before it, with those of its runs."""
 
     def __init__(self, parts: WakeParts) -> None:
         self._parts = parts
@@ -93,18 +146,17 @@ class WakeSteps:
         self.kept: KeptState = parts.kept
         """The state in the attempts."""
         self._has_given = any(step.key == GIVEN and step.wake_id == parts.wake_id for step in parts.writing.work.steps)
+        self._scope = StepScope(parts.wake_id)
         steps = [step for step in parts.writing.work.steps if not (is_kept(step) or step.key == GIVEN)]
+        steps = [step for step in steps if step.wake_id != OF_RUN]
         # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
         self._before = {step.key: step for step in steps if step.wake_id != parts.wake_id and step.key != PART}
-        self._done = {step.key: step for step in steps if step.wake_id == parts.wake_id}
+        self._done = parts.writing.run_steps | {step.key: step for step in steps if step.wake_id == parts.wake_id}
         self._others = _StepsOfOthers(parts.tried_with, self._before, self._writing)
         self.has_parts: bool = PART in self._done
         """True if earlier attempts of the wake have committed entries."""
         self._size = sum([len(step.result or "") for step in self._done.values()])
-        self._numbers: Counter[tuple[str, str]] = Counter()
-        """How many steps without a key have begun, by name and digest of the arguments."""
         self._count = StepCount(recorded=0, run=0)
-        self._running: set[Place] = set()
 
     async def commit(self) -> None:
         """Commit the additions of the wake so far, and the state."""
@@ -125,14 +177,28 @@ class WakeSteps:
         begun = step_key(BEGUN, check_id(key, "key of a step"))
         if self._find_begun(begun) is not None:
             return False
-        await self._write(begun)
+        await self._write(self._scope, begun)
         return True
 
     def _find_begun(self, key: str) -> Step | None:
         return self._done.get(key) or self._before.get(key)
 
-    async def _write(self, key: str, arguments: str = "", result: str | None = None) -> None:
-        self._add(Step(self._parts.wake_id, key, arguments, result))
+    async def keep_token(self, token: str) -> None:
+        """See `Wake.keep_token`."""
+        running = _running_step.get()
+        if running is None or running.steps is not self:
+            raise WakeMisuse("keep_token is for the function of a step, and its resume: call it there")
+        check_payload(check_text(token, "token of a step"), "token of a step", MAX_TOKEN)
+        await self._write(running.scope, running.token_key, running.arguments, to_json(token).decode())
+
+    @property
+    def is_in_step(self) -> bool:
+        """True within the function of a step."""
+        running = _running_step.get()
+        return running is not None and running.steps is self
+
+    async def _write(self, scope: StepScope, key: str, arguments: str = "", result: str | None = None) -> None:
+        self._add(Step(scope.wake_id, key, arguments, result))
         await self._commit_steps()
 
     async def run(
@@ -146,58 +212,97 @@ class WakeSteps:
         timeout: float | timedelta | None,
         repeat: Repeat,
         once: AnyConnection | None,
+        resume: Callable[[str], Any] | None,
+        scope: StepScope | None = None,
     ) -> Any:
-        """See `Wake.step`."""
+        """See `Wake.step`. ``scope``: of a run; by default of the wake."""
+        scope = scope or self._scope
         check_choice("repeat", repeat, Repeat, InvalidOptions)
         if once is not None and repeat == "never":
             raise InvalidOptions("once=… and repeat='never': with a connection a step is repeated, and has one effect")
         seconds = None if timeout is None else seconds_of("timeout", timeout)
         codec = Codec(_result_type(function), f"result of step {name!r}")
-        arguments = _digest(args)
-        place = self._place(check_id(name, "name of a step"), key, arguments)
-        self._running.add(place)
-        try:
-            row = step_key(STEP, *place)
+        arguments = digest_of(args)
+        with scope.step(check_id(name, "name of a step"), key, arguments) as place:
+            row = scope.key(STEP, *place)
             found = self._find(row, arguments, name)
-            if found is None:
+            if found is None and scope is self._scope:
                 found = self._others.find(place, row, arguments)
-            begun = step_key(BEGUN, STEP, *place) if repeat == "never" or once is not None else None
+            begun = scope.key(BEGUN, STEP, *place) if repeat == "never" or once is not None else None
+            running = _RunningStep(self, scope, scope.key(TOKEN, *place), arguments)
+            token = self._find_token(running) if found is None and resume is not None else None
             if found is None and begun is not None and once is None:
-                found = self._find_earlier(row, begun, arguments, name)
+                found = self._find_earlier(row, begun, arguments, name, has_token=token is not None)
             if found is not None and found.result is not None:
                 self._count = self._count._replace(recorded=self._count.recorded + 1)
                 self.kept.meet_step(found)
                 return codec.decode(found.result)
             self._count = self._count._replace(run=self._count.run + 1)
             if begun is not None and once is not None:
-                function = self._in_block(function, once, await self._begin(begun, arguments), codec, name)
-            elif begun is not None:
-                await self._write(begun, arguments)
+                function = self._in_block(function, once, await self._begin(scope, begun, arguments), codec, name)
+            elif begun is not None and token is None:
+                await self._write(scope, begun, arguments)
             before, code = self.kept.digest(), self._parts.endings.begin()
+            within = _running_step.set(running)
             try:
-                watched = code.watch(self._parts.around("step", name, None, function))
-                call = partial(call_any, watched, *args, limit=seconds)
+                around = partial(self._parts.around, "step", name, None)
+                call = partial(call_any, code.watch(around(function)), *args, limit=seconds)
+                if resume is not None:
+                    found_again = partial(call_any, code.watch(around(resume)), limit=seconds)
+                    call = partial(self._resume_or_call, running, found_again, call, code, repeat)
                 value = await self._attempt(code, call, retry or ONCE, row)
-                await self._add_done(Step(self._parts.wake_id, row, arguments, result := codec.encode(value)), before)
+                await self._add_done(Step(scope.wake_id, row, arguments, result := codec.encode(value)), before)
             except Exception as error:
-                if begun is not None and once is None:  # its outcome is known
-                    failed = Step(self._parts.wake_id, begun, arguments, step_errors.to_row(error))
+                if (
+                    begun is not None and once is None and not isinstance(error, StepInterrupted)
+                ):  # its outcome is known
+                    failed = Step(scope.wake_id, begun, arguments, step_errors.to_row(error))
                     await self._add_done(failed, before)
                     code.settle()
                     await self._commit_steps()
                 raise
             finally:
+                _running_step.reset(within)
                 code.settle()
             await self._commit_steps()
             return codec.decode(result)
-        finally:
-            self._running.discard(place)
 
-    async def _begin(self, begun: str, arguments: str) -> Step:
+    def _find_token(self, running: _RunningStep) -> str | None:
+        """Return the token that the function of this step has kept last."""
+        found = self._find_begun(running.token_key)
+        if found is None or found.arguments != running.arguments or found.result is None:
+            return None
+        return str(from_json(found.result))
+
+    async def _resume_or_call(
+        self,
+        running: _RunningStep,
+        resume: Callable[[str], Awaitable[Any]],
+        call: Callable[[], Awaitable[Any]],
+        code: RunningCode,
+        repeat: Repeat,
+    ) -> Any:
+        """Return what ``resume`` has for the token of the step; without a token, call the function."""
+        token = self._find_token(running)
+        if token is None:
+            return await call()
+        try:
+            return await resume(token)
+        except TokenUnknown as error:
+            if repeat == "never":
+                raise StepInterrupted(
+                    self._writing.session_id,
+                    f"a step has begun, and its token {token!r} is not known any more: find out, and go on with "
+                    "another step",
+                ) from error
+            code.begin_again()
+            return await call()
+
+    async def _begin(self, scope: StepScope, begun: str, arguments: str) -> Step:
         """Return the row of a step that is repeated until it is done: it says in which wake it has begun first."""
         earlier = self._find_begun(begun)
         if earlier is None or earlier.arguments != arguments:
-            await self._write(begun, arguments)
+            await self._write(scope, begun, arguments)
             return self._done[begun]
         return earlier
 
@@ -218,17 +323,8 @@ class WakeSteps:
         )
         return run_once(function, work, once, is_async_function=is_async(function))
 
-    def _place(self, name: str, key: str | None, arguments: str) -> Place:
-        if key is None:
-            self._numbers[name, arguments] += 1
-            return name, arguments, self._numbers[name, arguments]
-        place = (name, check_id(key, "key of a step"))
-        if place in self._running:
-            raise WakeMisuse(f"step {name!r} with the key {key!r} runs already")
-        return place
-
-    def _find_earlier(self, row: str, begun: str, arguments: str, name: str) -> Step | None:
-        """Return the row of a step that is not begun a second time. None: it has not begun.
+    def _find_earlier(self, row: str, begun: str, arguments: str, name: str, *, has_token: bool) -> Step | None:
+        """Return the row of a step that is not begun a second time. None: it has not begun, or goes on by its token.
 
         Raises:
             StepFailed: an earlier attempt, or an earlier wake, has begun it, and it has raised.
@@ -243,6 +339,8 @@ class WakeSteps:
         done = self._before.get(row)
         if done is not None and done.arguments == arguments:
             return done
+        if has_token:
+            return None
         raise StepInterrupted(
             self._writing.session_id,
             f"step {name!r} of wake {earlier.wake_id} has begun in an earlier attempt, and its outcome is not known: "
@@ -287,7 +385,10 @@ class WakeSteps:
         """
         size = self._size + len(step.result or "")
         if len(self._done) >= MAX_WAKE_STEPS and step.key not in self._done:
-            raise InvalidInput(f"the wake has {MAX_WAKE_STEPS} steps, the limit: do more in each, or in a later wake")
+            raise InvalidInput(
+                f"the wake has {MAX_WAKE_STEPS} steps with those of its runs, the limit: do more in each, or in a "
+                "later wake"
+            )
         if size > MAX_BATCH_BYTES // 2:
             raise PayloadTooLarge(
                 f"the steps of the wake have {size} bytes of results, over the limit of {MAX_BATCH_BYTES // 2}: keep "
@@ -295,6 +396,8 @@ class WakeSteps:
             )
         self._size = size
         self._done[step.key] = step
+        if step.wake_id == OF_RUN:
+            self._writing.run_steps[step.key] = step
         self._writing.steps.append(step)
 
     async def _add_done(self, step: Step, before: bytes | None) -> None:
@@ -410,6 +513,18 @@ class WakeSteps:
             raise
 
 
+class _RunningStep(NamedTuple):
+    """The step whose function runs."""
+
+    steps: WakeSteps
+    scope: StepScope
+    token_key: str
+    arguments: str
+
+
+_running_step: Final[ContextVar[_RunningStep | None]] = ContextVar("affinity.conversation.step", default=None)
+
+
 class _StepsOfOthers:
     """The steps of a wake that has failed with several inputs, for a later wake that has one of them.
 
@@ -484,7 +599,7 @@ def _read_result_type(function: Callable[..., Any]) -> Any:
     return Any if found is inspect.Signature.empty else found
 
 
-def _digest(args: Sequence[Any]) -> str:
+def digest_of(args: Sequence[Any]) -> str:
     """Return a digest that tells arguments apart. A value without a JSON form counts by its type."""
     text = to_json(list(args), inf_nan_mode="strings", fallback=lambda value: str(type(value)))
     return sha256(text).hexdigest()[:32]

@@ -6,12 +6,13 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Final, Literal, Protocol, TypeVar, TypeVarTuple, Unpack, cast, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
 from pydantic_core import from_json
@@ -53,10 +54,12 @@ from affinity.conversation.lineage_calls import CommonCalls
 from affinity.conversation.reading import DEFAULT_ENTRIES, EntryReader, Kinds
 from affinity.conversation.runs import RunCalls, RunTask, new_run
 from affinity.conversation.sections import Section
-from affinity.conversation.steps import AnyConnection, Committed, Repeat, WakeSteps
+from affinity.conversation.step_calls import StepCalls
+from affinity.conversation.steps import Committed, WakeSteps
 from affinity.conversation.trace import CANCELLED, TRACE_KINDS, current_span, error_of, inside
 from affinity.conversation.views import PendingRevisit
 from affinity.conversation.wake_parts import WakeParts
+from affinity.conversation.wake_runs import WakeRun, WakeRuns
 from affinity.conversation.writing import WakeWriting, end_of_delegation
 from affinity.flow.charging import Budget, limits_in
 from affinity.headers import current_headers
@@ -75,7 +78,7 @@ from affinity.limits import (
     check_text,
     seconds_of,
 )
-from affinity.orchestration import ActivityContext, RetryPolicy
+from affinity.orchestration import ActivityContext
 from affinity.orchestration.gates import HasLimitUse, check_declared, check_limit
 from affinity.orchestration.middleware import CallKind
 from affinity.readback import json_of
@@ -84,7 +87,6 @@ from affinity.tracing import current_context, part_span
 
 R = TypeVar("R", bound=RequestEvent)
 T = TypeVar("T")
-Args = TypeVarTuple("Args")
 
 _PRIORITIES: Final = {"low": -10, "normal": 0, "high": 10}
 MAX_PRIORITY: Final = 1_000
@@ -109,7 +111,7 @@ class Delegate(Protocol):
         ...
 
 
-class Wake(CommonCalls[None], RunCalls):
+class Wake(CommonCalls[None], RunCalls, StepCalls):
     """One bounded run of a conversation's handler.
 
     Its entries, requests, revisits and delegations commit in one transaction with the state, the result and the
@@ -405,81 +407,53 @@ class Wake(CommonCalls[None], RunCalls):
 
         return Section(commit_here, self._read_committed(), self._parts.endings, self._steps.count)
 
-    @overload
-    async def step(
-        self,
-        name: str,
-        function: Callable[[Unpack[Args]], Awaitable[T]],
-        /,
-        *args: *Args,
-        key: str | None = ...,
-        retry: RetryPolicy | None = ...,
-        timeout: float | timedelta | None = ...,
-        repeat: Repeat = ...,
-        once: AnyConnection | None = ...,
-    ) -> T: ...
-    @overload
-    async def step(
-        self,
-        name: str,
-        function: Callable[[Unpack[Args]], T],
-        /,
-        *args: *Args,
-        key: str | None = ...,
-        retry: RetryPolicy | None = ...,
-        timeout: float | timedelta | None = ...,
-        repeat: Repeat = ...,
-        once: AnyConnection | None = ...,
-    ) -> T: ...
-    async def step(  # type: ignore[misc]  # mypy compares options behind *args with the arguments
-        self,
-        name: str,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        key: str | None = None,
-        retry: RetryPolicy | None = None,
-        timeout: float | timedelta | None = None,
-        repeat: Repeat = "always",
-        once: AnyConnection | None = None,
-    ) -> Any:
-        """Run a function once: its result is committed before this returns, and the next attempt of the wake gets that
-        result without running it. It takes a commit, which writes the result alone.
-
-        A step that has begun and has no result when its process ends runs again, unless ``repeat`` is "never".
-
-        Args:
-            name: of the step, in logs.
-            function: async, or sync, which runs in a thread. Its result needs a JSON form, by its annotation.
-            args: of the function.
-            key: names the step within its name. Without one it is named by its arguments, and by its place among the
-                steps of this name that have equal ones: with other arguments it is another step. Values without a JSON
-                form are equal if they are of one type.
-            retry: the policy for errors of the function; by default it is not tried again.
-            timeout: seconds, or a timedelta, of one attempt of the function; a thread is left behind.
-            repeat: "never": it is not begun a second time.
-            once: a connection to a database of yours, by which the function changes tables of yours: what it writes
-                commits with its result, once, as a block of `affinity.once`. A step that has begun and has no result
-                runs again, unless the table ``affinity_once`` has its result. It takes a second commit, as "never"
-                does. For a function that is not async, a connection without ``await``.
+    async def keep_token(self, token: str, /) -> None:
+        """Within the function of a step: commit a token by which its ``resume`` finds what the function has begun, such
+        as the id of a background call of a model. A later token takes its place.
 
         Raises:
-            StepInterrupted: ``repeat`` is "never", and the process of an earlier attempt ended in the step. The attempt
-                may be of an earlier wake that was interrupted or has failed, and whose inputs this wake has too.
-            StepFailed: ``repeat`` is "never", and the function has raised in that attempt.
-            StepMismatch: a step of this key was done with other arguments.
-            OnceMisuse, SchemaMismatch, RetryAfter: see `affinity.effects.OnceBlock`.
-            InvalidOptions: ``once`` and ``repeat="never"``; or the connection is async, and the function is not.
-            WakeMisuse: another step of this name and key runs.
-            SessionWriteConflict, SessionError: see `commit`.
-            InvalidInput: the wake has too many steps, or an argument is out of bounds.
-            NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.
-            Exception: the error of the function, or ``TimeoutError``. It is kept if ``repeat`` is "never".
+            WakeMisuse: no function of a step of this wake runs here.
+            InvalidId, PayloadTooLarge: it is no text, or larger than `limits.MAX_TOKEN`.
+            SessionWriteConflict, SessionError, InvalidInput: see `step`.
         """
         self._require_running()
-        return await self._steps.run(
-            name, function, args, key=key, retry=retry, timeout=timeout, repeat=repeat, once=once
-        )
+        await self._steps.keep_token(token)
+
+    def run(self, name: str, /) -> AbstractAsyncContextManager[WakeRun]:
+        """Begin a run, or go on in it: its steps keep their results until the block is left, also when the wake ends
+        before that, to wait for a person. A later wake runs the block again, and gets these results.
+
+        ::
+
+            async with wake.run("refund") as run:
+                plan = await run.step("plan", ask_model, wake.id)
+                answer = await run.require(ToolConfirmation(tool="refund", arguments=plan))  # of a later wake
+                ...
+
+        A block that waits is left (see `WakeRun.require`), and the wake goes on behind it. A run ends when its block is
+        left in any other way, also by an error that the handler catches; and by an interrupt. Its steps count to the
+        bounds of `step`, in each wake in which it goes on.
+
+        Raises:
+            InvalidId: the name is out of bounds.
+            WakeMisuse: a run of this name goes on in this wake, or waits.
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        return self._runs.open(check_id(name, "name of a run"))
+
+    @cached_property
+    def _runs(self) -> WakeRuns:
+        return WakeRuns(self._parts, self._steps, self.require)
+
+    def _end_runs(self) -> None:
+        """Remove the rows of the runs that do not go on behind this wake."""
+        if self._parts.writing.run_steps:
+            self._runs.end(self._parts.writing.run_steps)
+
+    async def _step(self, name: str, function: Callable[..., Any], args: Sequence[Any], **options: Any) -> Any:
+        self._require_running()
+        return await self._steps.run(name, function, args, **options)
 
     def _with_middleware(
         self, kind: CallKind, name: str, input: object, function: Callable[..., Any]
@@ -945,3 +919,23 @@ def _as_json(what: str, value: JsonValue, limit: int = MAX_PAYLOAD_BYTES) -> str
     except ValueError as error:
         raise errors.NotSerializable(f"the {what} has no JSON form: {error}") from error
     return check_payload(text, what, limit)
+
+
+_current: Final[ContextVar[Wake | None]] = ContextVar("affinity.conversation.current_wake", default=None)
+
+
+@contextmanager
+def handled(wake: Wake) -> Iterator[None]:
+    """Mark that the handler of this wake runs in the block."""
+    token = _current.set(wake)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_wake() -> Wake | None:
+    """Return the wake whose handler runs here, also in the tasks and threads that it has started; None: no handler runs
+    here. It is for libraries that a handler calls, and that have no other way to its wake.
+    """
+    return _current.get()

@@ -19,6 +19,7 @@ from affinity.conversation.events import (
     meta_of_sender,
 )
 from affinity.conversation.kinds import WAKE_MESSAGE
+from affinity.conversation.run_rows import note_answers
 from affinity.errors import InvalidInput, PayloadTooLarge, SessionWriteConflict
 from affinity.limits import MAX_BATCH_BYTES, MAX_PAYLOAD_BYTES
 from affinity.records import parse_stored
@@ -78,6 +79,8 @@ class WakeWriting:
     """Steps that commit with the next part."""
     kept_steps: list[j.Step] = field(default_factory=list)
     """Steps of an earlier wake that stay when the wake ends: later wakes have its other inputs."""
+    run_steps: dict[str, j.Step] = field(default_factory=dict)
+    """The rows of the runs that go on in a later wake, and of those of this attempt, by their keys."""
     held: list[j.NewEntry] = field(default_factory=list)
     """Entries that only the end of the wake may commit."""
     end: j.WakeEnd | None = None
@@ -256,6 +259,9 @@ class WakeWriting:
 
     async def prepare(self) -> j.JournalWrite:
         """Return the write that goes with the activity's result."""
+        if self.is_over and self.run_steps:
+            inputs = [(item.kind, item.payload) for item in self.work.inputs if item.seq <= self.processed]
+            note_answers(self.run_steps, [*inputs, *((entry.kind, entry.payload) for entry in self.held)])
         self._write = j.JournalWrite(
             session_id=self.session_id,
             journal_id=self.work.journal_id,
@@ -277,7 +283,7 @@ class WakeWriting:
             attempt=self.attempt,
             end=self.end,
             clear_steps=self.is_over and (self.has_parts or bool(self.work.steps)),
-            steps=self.kept_steps if self.is_over else (),
+            steps=[*self.kept_steps, *self.run_steps.values()] if self.is_over else (),
         )
         return self._write
 

@@ -114,6 +114,13 @@ async def allowed(talk: ConversationHandle, expected: str) -> str:
     return expected if "outcome_unknown" in text else text
 
 
+async def refund(env: Env, of: ModuleType) -> object:
+    talk = env.client.conversation(of.refunds, "order-1")
+    await talk.ask(UserMessage("The tea was cold"))
+    (request,) = await talk.requests()
+    return (await talk.reply(await talk.answer(request.request_id, allowed=True))).text
+
+
 async def delegate(env: Env, of: ModuleType) -> object:
     talk = env.client.conversation(of.support, "chat-7")
     await talk.send(UserMessage("the length of the cable"))
@@ -197,6 +204,7 @@ CASES = [
     Case("conversations.first", first, ([FIRST[0], *FIRST], FIRST)),
     Case("conversations.approval", approval, ("requires_action", "Done: 5000 cents are on their way.")),
     Case("conversations.delegate", delegate, ["I have found: the length of the cable: 42 cm"]),
+    Case("conversations.refund", refund, "Done: payment of 4200 cents"),
     Case("conversations.report", report, ["Here it is: 500", "Here it is: 1000 orders in 2 regions"]),
     Case("conversations.revisit", revisit, ("I leave you alone.", [*NUDGES, "I leave you alone."])),
     Case("conversations.steps", steps, ["Thank you: payment of 4200 cents", "The parcel is on its way"]),

@@ -35,6 +35,7 @@ PRINTS = {
     "first": "answer 1: you said 'hello'\n1 user.message\n2 span.started\n3 agent.message\n4 span.completed\n",
     "stream": "\nreplied: Your order is on its way.\n",  # a slow reader misses the last streamed parts
     "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",
+    "refund": "Done: payment of 4200 cents\n",
     "report": "Here it is: 500\nHere it is: 1000 orders in 2 regions\n",
     "steps": "Thank you: payment of 4200 cents\nThe parcel is on its way\n",
     "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
