@@ -34,7 +34,7 @@ from tests.support.ordered_log_app import check, schedule
 from tests.support.two_releases_app import CODE, Word, say
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 APP: Final = "tests.support.two_releases_app:app"
 STEERED: Final = "tests.conversation.process_app:app"

@@ -19,7 +19,7 @@ from affinity.errors import WakeMisuse
 from tests.conversation.application import Chat, make, stage
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)

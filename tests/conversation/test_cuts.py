@@ -16,8 +16,6 @@ from tests.conversation.application import Chat, until
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import WorkerProcess, Workers
 
-pytestmark = pytest.mark.timeout(180)
-
 APP: Final = "tests.conversation.cut_app:app"
 PATIENCE: Final = 60.0
 

@@ -23,7 +23,7 @@ from tests.servers.lost_tail import Pair, copy
 from tests.servers.programs import LocalServer, programs
 from tests.support.waiting import run_on_a_thread
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
 OPTIONS: Final = RuntimeOptions.make(
     worker_node_id="w", worker_lease_timeout=3.0, work_item_lock_timeout=6.0, poll_interval=0.3, drain_timeout=3.0

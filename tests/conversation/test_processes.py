@@ -17,7 +17,7 @@ from tests.support.activity_calls import ActivityCalls
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import Workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
 APP = "tests.conversation.process_app:app"
 

@@ -19,7 +19,7 @@ from tests.servers.base import PostgresServer
 from tests.servers.programs import programs
 from tests.support.waiting import run_on_a_thread, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 PARTS = 60
 WHOLE = "".join(f"{number} " for number in range(PARTS))

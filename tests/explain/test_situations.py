@@ -34,7 +34,7 @@ from affinity.provider.contract import Incarnation, WorkerIdentity
 from affinity_conformance.providers.builders import profile
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 model = Limit("model", concurrency=1)
 app = App("situations")

@@ -16,7 +16,7 @@ from bench.systems import OURS, SYSTEMS
 from bench.systems.ours_flow import AT_ONCE
 from tests.conftest import Servers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 SECONDS = 20.0
 LEASES = {"worker_lease_timeout": 3.0, "work_item_lock_timeout": 6.0}

@@ -18,7 +18,7 @@ from affinity.provider.postgres.driver.target import HOT, Target
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, until
 from tests.servers.proxy import ProxiedConnection, Proxy, proxy
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 NAME: Final = "affinity connection"
 PROBE: Final = f"{NAME} probe"

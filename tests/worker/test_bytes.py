@@ -13,7 +13,7 @@ from affinity import ActivityContext, App, Client, ExternalEvent, OrchestrationC
 from affinity.provider.contract import HistoryCursor, HistoryPage
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 MIB = 2**20
 MESSAGE = "x" * 700_000

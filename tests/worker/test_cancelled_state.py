@@ -21,7 +21,7 @@ from affinity.session import SessionRecord
 from affinity.worker.instances import InstanceTable
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 
 class CancelledBasket(BaseModel):

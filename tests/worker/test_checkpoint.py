@@ -13,7 +13,7 @@ from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.checkpoint_app import in_database
 from tests.support.worker_processes import Workers, open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 APP = "tests.support.checkpoint_app:app"
 FORGETFUL = "tests.support.checkpoint_app:forgetful"

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from affinity import ActivityContext, App, Client, OrchestrationContext, RuntimeOptions, Sessions, Worker
 from affinity.provider.postgres.driver import connections
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 COUNT = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name <> ''"
 

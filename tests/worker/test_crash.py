@@ -17,7 +17,7 @@ from tests.support.all_databases import on_all_databases
 from tests.support.waiting import started
 from tests.support.worker_processes import FAST, Workers, open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.apps import app
 from tests.support.worker_processes import Workers, open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 RUNS = 10
 

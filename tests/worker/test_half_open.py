@@ -18,7 +18,7 @@ from affinity import ActivityContext, App, Client, OrchestrationContext, Runtime
 from tests.servers.namespaces import Cable, NoNamespaces, RemoteServer, cable, inside
 from tests.servers.programs import programs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 PATIENCE = 60.0
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 
 import anyio
-import pytest
 
 from affinity import Client
 from affinity.provider.contract import SessionInfo
 from tests.support.all_databases import on_all_databases
 from tests.support.waiting import started
 from tests.support.worker_processes import FAST, Workers
-
-pytestmark = pytest.mark.timeout(180)
 
 APP = "tests.support.handover_app:app"
 SHORT = {"session_lock_timeout": 2.0, "work_item_lock_timeout": 2.0}

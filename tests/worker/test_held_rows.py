@@ -15,7 +15,7 @@ import affinity
 from affinity import App, Client, Conversations, RuntimeOptions, Sessions, Worker
 from affinity.conversation import AgentMessage, UserMessage
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 SESSIONS: Final = 8
 PROGRESS: Final = 10

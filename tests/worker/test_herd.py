@@ -18,7 +18,7 @@ from affinity.worker import notifier as module
 from affinity.worker.notifier import FEW_WORKERS, FetchState, Notifier
 from tests.provider.postgres_stage import opened, registered
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 WORKERS: Final = 12
 HINTS: Final = 100

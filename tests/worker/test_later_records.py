@@ -13,7 +13,7 @@ from tests.support.all_databases import on_all_databases
 from tests.support.word_list_app import later, make_app
 from tests.support.worker_processes import WorkerProcess, Workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 NOTES, LATER = "tests.support.word_list_app:app", "tests.support.word_list_app:later"
 

@@ -21,7 +21,7 @@ from tests.servers.proxy import proxy
 from tests.support.activity_calls import open_calls
 from tests.support.worker_processes import open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 SHORT = RuntimeOptions.make(worker_lease_timeout=1, poll_interval=0.2)
 

@@ -25,7 +25,7 @@ from tests.servers.programs import LocalServer, programs
 from tests.support.word_list_app import make_app
 from tests.support.worker_processes import open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
 OPTIONS = {
     "worker_node_id": "w",

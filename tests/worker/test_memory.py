@@ -15,7 +15,7 @@ from affinity import Client, ExternalEvent
 from tests.support.waiting import until
 from tests.support.worker_processes import WorkerProcess, Workers, open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 MIB: Final = 2**20
 EVENTS: Final = 30

@@ -15,7 +15,7 @@ from affinity.provider.contract import SessionMove
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import FAST, Workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.anyio
 
 
 @on_all_databases

@@ -15,8 +15,6 @@ from tests.support.all_databases import on_all_databases
 from tests.support.moved_sessions_app import Plan, Ran
 from tests.support.worker_processes import Workers
 
-pytestmark = pytest.mark.timeout(180)
-
 APP = "tests.support.moved_sessions_app:app"
 NAMES = ["a", "b", "c"]
 SESSIONS = [f"s{number}" for number in range(6)]

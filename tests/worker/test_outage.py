@@ -13,7 +13,7 @@ from tests.servers import PostgresServer, StopMode, old_and_new
 from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.worker_processes import open_workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 RUNS, TURNS = 12, 60
 

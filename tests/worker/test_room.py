@@ -18,8 +18,6 @@ from tests.support.apps import app
 from tests.support.worker_processes import FAST as OPTIONS
 from tests.support.worker_processes import Workers
 
-pytestmark = pytest.mark.timeout(180)
-
 FULL: Mapping[str, Any] = {"max_sessions_per_runtime": 1, "session_lock_timeout": 600.0, "poll_interval": 0.2}
 """One session a worker, which holds it for far longer than a test lasts."""
 

@@ -17,7 +17,7 @@ from tests.support.all_databases import on_all_databases
 from tests.support.ordered_log_app import check, schedule
 from tests.support.worker_processes import WorkerProcess, Workers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.anyio
 
 WRITERS, LINES = 3, 45
 APP: Final = "tests.support.ordered_log_app:app"

@@ -20,7 +20,7 @@ from affinity.provider.postgres.driver.calls import CALL_TIMEOUT
 from tests.servers.proxy import proxy
 from tests.support.ask_app import Answer, Ask, Question, app, oracle
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 BOUND = CALL_TIMEOUT - 10.0
 """Seconds in which a worker or client that waits for the end of a call cannot go on."""

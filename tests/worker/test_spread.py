@@ -11,8 +11,6 @@ from tests.support.activity_calls import ActivityCalls
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import Workers
 
-pytestmark = pytest.mark.timeout(180)
-
 WIDTH = 60  # far less than one worker has slots for
 MOST = WIDTH * 3 // 4
 TRIES = 5

@@ -17,8 +17,6 @@ from tests.support.tagged_app import app
 from tests.support.worker_processes import FAST as OPTIONS
 from tests.support.worker_processes import Workers
 
-pytestmark = pytest.mark.timeout(180)
-
 APP = "tests.support.tagged_app:app"
 
 

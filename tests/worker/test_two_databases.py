@@ -19,7 +19,7 @@ from affinity import migrate
 from affinity.conversation import AgentMessage, UserMessage
 from affinity.records import database_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 SESSION: Final = "customer-7"
 """The session of both databases. Its epoch is greater in the first one."""
