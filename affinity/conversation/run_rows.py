@@ -50,7 +50,7 @@ def note_answers(rows: dict[str, Step], inputs: Iterable[tuple[str, str]]) -> No
     if not waiting:
         return
     for kind, payload in inputs:
-        row = waiting.get(parse_stored(payload).get("request_id", ""))
-        if row is not None:
-            known = parse_stored(row.result or "{}")
-            rows[row.key] = row._replace(result=to_json({**known, "kind": kind, "answer": payload}).decode())
+        answered = waiting.get(parse_stored(payload).get("request_id", ""))
+        if answered is not None:
+            known = parse_stored(answered.result or "{}")
+            rows[answered.key] = answered._replace(result=to_json({**known, "kind": kind, "answer": payload}).decode())

@@ -11,7 +11,7 @@ answer into that row.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn, overload
 
@@ -188,7 +188,7 @@ class WakeRuns:
             self._known.setdefault(name, []).append(run_id)
         self._opened: dict[str, list[WakeRun]] = {}
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str) -> AbstractAsyncContextManager[WakeRun]:
         """See `Wake.run`."""
         opened = self._opened.setdefault(name, [])
         if opened and not opened[-1]._has_ended:

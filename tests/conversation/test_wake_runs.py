@@ -80,7 +80,8 @@ async def test_a_run_goes_on_over_several_wakes(server: str | None) -> None:
 @pytest.mark.parametrize("place", range(4))
 async def test_a_run_over_crashes(server: str | None, place: int) -> None:
     """The process ends in a wake of the run: at its begin, before its end, or in between."""
-    effects, crashed, is_there = Effects(), [], anyio.Event()
+    effects, is_there = Effects(), anyio.Event()
+    crashed: list[int] = []
 
     async def handler(wake: Wake, chat: Chat) -> None:
         chat.wakes += 1
