@@ -72,6 +72,7 @@ class BlobCalls(RegisteredCalls):
         for batch in batches(sorted({blob.digest for blob in blobs})):
             await retry(partial(blobs_of(self._provider).keep_exported_blobs, batch))
 
+    @action("forget kept blobs", "", "", "older_than")
     async def forget_kept_blobs(self, *, older_than: float) -> int:
         """Forget what `keep_blobs` was given more than so many seconds ago; return how many blobs that were. Those that
         no row names are deleted. Needs the rights of a worker.
@@ -108,7 +109,8 @@ class BlobCalls(RegisteredCalls):
 
     async def collect_blobs(self, *, dry_run: bool = False) -> BlobCollection:
         """Delete the blobs that no row names since the grace, and note those that no row names now, as a worker does
-        from time to time. It reads all rows with payloads. Needs the rights of a worker.
+        from time to time. It reads all rows with payloads. Needs the rights of a worker. The audit log has the call
+        when it begins.
 
         Args:
             dry_run: change nothing: count.
@@ -123,8 +125,15 @@ class BlobCalls(RegisteredCalls):
         from affinity.blobs.collection import collect_blobs
 
         provider = blobs_of(self._provider)
+        if not dry_run:
+            await self._begin_collection()
         done = await collect_blobs(vault.blobs.store, provider, vault.prefix, vault.blobs.grace, dry_run=dry_run)
         return BlobCollection(deleted=done.deleted, bytes=done.freed, orphans=done.found, is_complete=done.is_complete)
+
+    @action("collect blobs", "", "")
+    async def _begin_collection(self) -> None:
+        """Check that this role may collect; for the audit log, since what was deleted stays so after a failure."""
+        await retry(partial(blobs_of(self._provider).forgive_blobs, []))
 
     async def reencrypt(
         self, *, batch: int = 100, dry_run: bool = False, progress: PruneProgress = no_progress

@@ -61,6 +61,9 @@ def test_status_and_collection(any_url: str, blobs: Blobs) -> None:
     assert succeed(*collect).startswith("deleted 1 blob, ")
     after = document("blobs", "--url", any_url)
     assert (after["count"], after["orphans"], after["condemned"]) == (1, 0, 0)
+    entries = document("audit", "--url", any_url)["entries"]  # of both collections, and of no dry run
+    assert [(entry["action"], entry["outcome"]) for entry in entries[:2]] == [("collect blobs", "done")] * 2
+    assert [entry["action"] for entry in entries].count("collect blobs") == 2
 
 
 def test_a_store_of_others_is_not_collected(sqlite_url: str, blobs: Blobs) -> None:
