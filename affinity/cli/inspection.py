@@ -22,6 +22,9 @@ from affinity.provider.contract import InstanceSize
 _MAX_LINES: Final = 20
 """Lines at most; ``--json`` shows more."""
 
+_ENCODED: Final = '"encoded_in":"'
+"""In the first part of an export whose payloads are encoded; in a value the quotes have backslashes."""
+
 _EVENT_COLUMNS: Final = ("#", "TIME", "EVENT", "WORKER", "ATTEMPT", "DETAILS")
 _COLUMNS: Final = (
     "INSTANCE",
@@ -134,21 +137,26 @@ def _details(instance: Instance) -> list[tuple[str, object]]:
 @click.argument("instance_id", metavar="ID")
 @click.option("--execution", type=click.IntRange(min=1), help="Which, after continue_as_new  [default: the last]")
 @click.option("--export", "output", metavar="FILE", help="Write all executions to FILE, for `affinity replay`.")
-def history(shell: Shell, instance_id: str, *, execution: int | None, output: str | None) -> None:
+@click.option("--decode", is_flag=True, help="With --export: write payloads in the clear that are stored encrypted.")
+def history(shell: Shell, instance_id: str, *, execution: int | None, output: str | None, decode: bool) -> None:
     """Show the events of the instance ID, oldest first: scheduled work, results, received events.
 
     With the time and the worker of each, and the attempt that gave a result, if it was not the first.
 
     --export writes a JSON document that `affinity replay` and `affinity.testing.replay` read: all executions that are
     kept, or the one of --execution. It holds the inputs and results of the instance, and only its owner may read it.
+    Where a codec encodes payloads, they are written as they are stored, unless with --decode, and a replay needs the
+    codec, in AFFINITY_CODEC.
 
     Examples:
       affinity history chat-17
       affinity history chat-17 --export chat-17.json && affinity replay support:app chat-17.json
     """
     if output is not None:
-        _export(shell, instance_id, execution, output)
+        _export(shell, instance_id, execution, output, decode=decode)
         return
+    if decode:
+        raise click.UsageError("--decode belongs to --export: without it, events are shown as the codec reads them")
 
     async def read(client: Client) -> Sequence[Any]:
         events = client.history(instance_id, execution_id=execution)
@@ -158,25 +166,29 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
     shell.show({"instance_id": instance_id, "events": found}, lambda: table(_EVENT_COLUMNS, found, empty="no events"))
 
 
-def _export(shell: Shell, instance_id: str, execution: int | None, output: str) -> None:
+def _export(shell: Shell, instance_id: str, execution: int | None, output: str, *, decode: bool) -> None:
     if shell.as_json and output == "-":
         raise click.UsageError("an export is a JSON document; --json needs a file, and reports its size")
 
-    async def run(client: Client) -> int:
-        size = 0
+    async def run(client: Client) -> tuple[int, bool]:
+        size, is_encoded = 0, False
         with Progress("characters written:") as progress, written(output, private=True) as file:
-            async for part in client.iter_export(instance_id, execution_id=execution):
+            async for part in client.iter_export(instance_id, execution_id=execution, decode=decode):
+                is_encoded = is_encoded or (not size and _ENCODED in part)
                 size += file.write(part)
                 progress(size)
-        return size
+        return size, is_encoded
 
-    size = with_client(shell, run)
+    size, is_encoded = with_client(shell, run)
     holds = "It holds the payloads of the instance, which a replay needs"
+    if is_encoded:
+        holds += ", encoded, as they are stored: the replay needs AFFINITY_CODEC too"
     if output == "-":
         click.echo(f"{holds}.", err=True)
         return
     text = f"exported to {printable(output)}. {holds}: only its owner may read it (mode 0600)."
     document = {"instance_id": instance_id, "file": output, "characters": size, "holds_payloads": True}
+    document["encoded"] = is_encoded
     shell.show(document, lambda: click.echo(text, err=True))
 
 

@@ -24,12 +24,16 @@ logger: Final = logging.getLogger("affinity.client")
 
 
 async def document_parts(
-    info: InstanceInfo, executions: Sequence[int], read_page: Callable[[HistoryCursor], Awaitable[HistoryPage]]
+    info: InstanceInfo,
+    executions: Sequence[int],
+    read_page: Callable[[HistoryCursor], Awaitable[HistoryPage]],
+    encoded_in: str | None,
 ) -> AsyncIterator[str]:
-    """The text of the document, in pieces; each event is one line."""
+    """The text of the document, in pieces; each event is one line. ``encoded_in``: see `ExportedHistory`."""
     why = info.suspension if info.execution_id == executions[-1] else None
     suspension = None if why is None else (why.error_type, why.message)
-    yield to_json(head(info.instance_id, info.name, info.session_id, info.status, suspension)).decode()[:-1]
+    first = head(info.instance_id, info.name, info.session_id, info.status, suspension, encoded_in=encoded_in)
+    yield to_json(first).decode()[:-1]
     yield ',"executions":['
     for number, execution_id in enumerate(executions):
         yield f'{"," if number else ""}\n{{"execution_id":{execution_id},"events":['

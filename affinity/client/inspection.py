@@ -29,7 +29,15 @@ from affinity.client.views import (
     record_of,
     tree_of,
 )
-from affinity.errors import Explanation, InvalidInput, SessionNotFound, UnknownInstance, UnknownWorker, WaitTimeout
+from affinity.errors import (
+    Explanation,
+    InvalidInput,
+    InvalidOptions,
+    SessionNotFound,
+    UnknownInstance,
+    UnknownWorker,
+    WaitTimeout,
+)
 from affinity.explain import (
     DrainPreview,
     SessionLife,
@@ -52,6 +60,7 @@ from affinity.limits import (
 )
 from affinity.orchestration.codec import read_json
 from affinity.paging import Page, PageIterator, Pages, next_cursor, read_cursor, read_number, uninterrupted
+from affinity.payloads import has_codec, stored_by
 from affinity.provider.contract import (
     FINISHED,
     EventOrigin,
@@ -60,6 +69,7 @@ from affinity.provider.contract import (
     HistoryCursor,
     HistoryPage,
     InstanceFilter,
+    InstanceInfo,
     InstanceSize,
     InstanceStatus,
     MoveFilter,
@@ -236,35 +246,52 @@ class Inspection(ClientBase):
         return Pages(read, largest=MAX_PAGE_EVENTS)
 
     @uninterrupted
-    async def iter_export(self, instance_id: str, *, execution_id: int | None = None) -> AsyncIterator[str]:
+    async def iter_export(
+        self, instance_id: str, *, execution_id: int | None = None, decode: bool = True
+    ) -> AsyncIterator[str]:
         """Yield the text of `export_history` in pieces, for a history that may be too large to be in memory as a whole:
         at most `limits.MAX_BATCH_BYTES` are read at a time.
 
         Raises:
             UnknownInstance, InvalidInput, BlobStoreFailed: see `export_history`; at any piece.
         """
+        identity = await retry(self._provider.read_identity)
+        if identity.encoded and decode and not has_codec(self._provider):
+            raise InvalidOptions("the payloads are encoded: give the client a codec, or name it in AFFINITY_CODEC")
+        is_stored = identity.encoded and not decode
         info = await self._present(instance_id)
         kept = [row.execution_id async for row in self._iter_executions(instance_id) if row.event_count]
         wanted = [number for number in reversed(kept) if execution_id in {None, number}]
         if not wanted:
             which = "" if execution_id is None else f" of execution {execution_id}"
             raise InvalidInput(f"instance {instance_id!r} has no events{which}")
-        async for part in document_parts(info, wanted, self._export_page):
+        shown = await self._stored_info(instance_id) if is_stored else info
+        read = partial(self._export_page, is_stored)
+        async for part in document_parts(shown, wanted, read, identity.name if is_stored else None):
             yield part
         if (await self._present(instance_id)).generation != info.generation:
             raise UnknownInstance(f"instance {instance_id!r} was replaced by another one meanwhile: export it again")
 
-    async def export_history(self, instance_id: str, *, execution_id: int | None = None) -> dict[str, Any]:
+    async def export_history(
+        self, instance_id: str, *, execution_id: int | None = None, decode: bool = True
+    ) -> dict[str, Any]:
         """Return the history of an instance as a JSON document, with its payloads, for `affinity.testing.replay`: all
         executions that are kept, or only one. `affinity history ID --export FILE` writes the same. The blobs that it
         names are kept, as by `Client.keep_blobs`.
 
+        Args:
+            instance_id: the instance.
+            execution_id: only this one.
+            decode: False: payloads that a codec has encoded stay encoded, and large ones in the blob store. It needs no
+                codec; `replay` needs it, and the blob store.
+
         Raises:
             UnknownInstance: no instance has this id, or it was replaced meanwhile.
             InvalidInput: the id is refused, or there are no events.
+            InvalidOptions: there is no codec to decode with.
             BlobStoreFailed: the blob store fails.
         """
-        parts = [part async for part in self.iter_export(instance_id, execution_id=execution_id)]
+        parts = [part async for part in self.iter_export(instance_id, execution_id=execution_id, decode=decode)]
         return cast(dict[str, Any], read_json("".join(parts)))
 
     def _iter_executions(self, instance_id: str) -> AsyncIterator[ExecutionInfo]:
@@ -276,10 +303,19 @@ class Inspection(ClientBase):
 
         return PageIterator(read, 0)
 
-    async def _export_page(self, at: HistoryCursor) -> HistoryPage:
-        page = await self._read_page(at)
+    async def _export_page(self, is_stored: bool, at: HistoryCursor) -> HistoryPage:
+        """The next events; with ``is_stored``, with their payloads as they are stored."""
+        provider = stored_by(self._provider) if is_stored else self._provider
+        (page,) = await retry(partial(provider.read_history, [at]))
         await keep_named_blobs(self._provider, page.events)
         return page
+
+    async def _stored_info(self, instance_id: str) -> InstanceInfo:
+        """The row of an instance, with its payloads as they are stored."""
+        (info,) = await retry(partial(stored_by(self._provider).get_instance, [instance_id]))
+        if info is None:
+            raise unknown_instance(instance_id)
+        return info
 
     async def _read_page(self, at: HistoryCursor) -> HistoryPage:
         (page,) = await retry(partial(self._provider.read_history, [at]))

@@ -8,6 +8,7 @@
      "executions": [{"execution_id": 1, "events": [{"type": "orchestration_started", …}, …]}, …]}
 
 Events are as they are stored, with their payloads; executions are in their order. Keys that are not known are ignored.
+If payloads are encoded, ``"encoded_in"`` is the name of their database, which is in the context of each.
 """
 
 from __future__ import annotations
@@ -83,17 +84,26 @@ class ExportedHistory:
     """The class of the error for which the instance was suspended in the last of the executions; None: it was not."""
     suspension_message: str | None
     """The text of that error."""
+    encoded_in: str | None
+    """Name of the database whose codec has encoded the payloads; None: they are in the clear."""
     executions: Sequence[ExportedExecution]
 
 
 def head(
-    instance_id: str, name: str, session_id: str | None, status: str, suspension: tuple[str, str] | None
+    instance_id: str,
+    name: str,
+    session_id: str | None,
+    status: str,
+    suspension: tuple[str, str] | None,
+    *,
+    encoded_in: str | None = None,
 ) -> dict[str, Any]:
     """The document without its executions. ``suspension``: the class and the text of the error."""
     suspended_for, message = suspension or (None, None)
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
+        **({} if encoded_in is None else {"encoded_in": encoded_in}),
         "instance_id": instance_id,
         "name": name,
         "session_id": session_id,
@@ -121,6 +131,7 @@ def read_export(document: object) -> ExportedHistory:
             session_id=_optional(document.get("session_id")),
             suspended_for=_optional(document.get("suspended_for")),
             suspension_message=_optional(document.get("suspension_message")),
+            encoded_in=_optional(document.get("encoded_in")),
             executions=[each for each in executions if each.events],
         )
     except (KeyError, TypeError) as error:

@@ -12,7 +12,15 @@ from affinity.payloads.blobs import BlobStore, StoredBlob
 from affinity.payloads.contract import PayloadCodec, PayloadContext
 from affinity.payloads.directory import DirectoryStore
 from affinity.payloads.objects import ObjectStore
-from affinity.payloads.opening import check_blobs, check_codec, codec_from_environment, open_coded, with_payloads
+from affinity.payloads.opening import (
+    check_blobs,
+    check_codec,
+    codec_from_environment,
+    has_codec,
+    open_coded,
+    stored_by,
+    with_payloads,
+)
 from affinity.payloads.vault import Blobs, Vault, vault_of
 
 __all__ = [
@@ -27,7 +35,9 @@ __all__ = [
     "check_blobs",
     "check_codec",
     "codec_from_environment",
+    "has_codec",
     "open_coded",
+    "stored_by",
     "vault_of",
     "with_payloads",
 ]

@@ -99,6 +99,16 @@ async def with_payloads(
     return with_codec(provider, codec, identity.name, vault, writes_plain=not identity.encoded)
 
 
+def stored_by(provider: Provider) -> Provider:
+    """Return the provider whose payloads are as they are stored."""
+    return cast("Provider", getattr(provider, "stored", provider))
+
+
+def has_codec(provider: Provider) -> bool:
+    """Return whether a provider decodes."""
+    return getattr(provider, "has_codec", False) is True
+
+
 def codec_from_environment() -> PayloadCodec | None:
     """Return the codec that `CODEC_VARIABLE` names; None: it is not set.
 

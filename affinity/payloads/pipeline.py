@@ -123,7 +123,7 @@ class Pipeline:
     Args:
         codec: None: payloads that are encoded cannot be read.
         database: the name of the database, in the contexts of payloads.
-        provider: without transformations.
+        provider: without transformations; it tells what the database has copied. None: nothing was.
         vault: keeps large payloads. None: those that are in a blob store cannot be read.
         writes_plain: without a codec, payloads are written as they are, unless they are large. Otherwise none is.
     """
@@ -182,6 +182,13 @@ class Pipeline:
         _collecting(found)(encoded, value, scope)
         await self._for_each(found, self._encode_one)
         return _replacing(found)(encoded, value, scope)
+
+    async def decode_value(self, encoded: Encoded, value: Any, scope: str) -> Any:
+        """Return one payload decoded, as a field of a record is."""
+        found: dict[_Stored, bytes | PayloadUnreadable] = {}
+        self._finding(found)(encoded, value, scope)
+        await self._decode_all(found)
+        return self._restoring(found)(encoded, value, scope)
 
     @property
     def codec(self) -> PayloadCodec | None:
@@ -336,6 +343,8 @@ class Pipeline:
         """Whether the database may have copied a payload from one object to the other one."""
         if scope is None:
             return True
+        if self._provider is None:
+            return False
         known = self._ancestors.get(scope, frozenset())
         if written_for not in known and None not in known:
             for part in payload_parts():

@@ -88,6 +88,16 @@ class CodedProvider(_Coded):
         return _Coded(self._target.states, self._pipeline)
 
     @property
+    def stored(self) -> Any:
+        """The provider whose payloads are as they are stored."""
+        return self._target
+
+    @property
+    def has_codec(self) -> bool:
+        """Whether it decodes."""
+        return self._pipeline.codec is not None
+
+    @property
     def label(self) -> str:
         """See `Pipeline.label`."""
         return self._pipeline.label

@@ -16,9 +16,10 @@ from affinity.composed.client import Client
 from affinity.errors import OrchestrationError, UnknownOrchestration
 from affinity.limits import MAX_PAGE
 from affinity.orchestration.engine import Execution
-from affinity.orchestration.exported import RESET, parse_export, replayed
+from affinity.orchestration.exported import RESET, parse_export
 from affinity.orchestration.replaying import find_definition, replay_execution
-from affinity.provider import open_provider
+from affinity.payloads import Blobs, PayloadCodec, open_coded
+from affinity.payloads.exports import decode_export
 from affinity.provider.contract import FINISHED, HistoryCursor, HistoryPage, InstanceStatus, Provider
 from affinity.worker.replays import ROUND, Replay, Replays
 
@@ -118,6 +119,8 @@ async def replay_database(
     *,
     earlier: bool = False,
     listed: Callable[[int], None] = ignore_count,
+    codec: PayloadCodec | None = None,
+    blobs: Blobs | None = None,
 ) -> None:
     """Replay the histories of a database against the orchestrations of an app, as a worker does before it goes on with
     an instance. The database is only read: no worker starts, nothing is migrated or locked, and no activity runs.
@@ -129,18 +132,29 @@ async def replay_database(
         found: called with each result.
         earlier: replay also the executions before the current one, which no worker replays.
         listed: called with the number of instances that were listed so far.
+        codec: decodes the payloads; by default what ``AFFINITY_CODEC`` names.
+        blobs: the blob store of the database; by default what ``AFFINITY_BLOBS`` names.
 
     Raises:
+        CodecMismatch: the codec has not the keys of the database.
         ProviderError: the database refuses, or fails for longer than `affinity.client.calls.RETRY_SECONDS`.
     """
-    provider = await open_provider(url, application_name="affinity replay", one_connection=True)
+    provider = await open_coded(url, codec, blobs, application_name="affinity replay", one_connection=True)
     try:
         await DatabaseReplay(app, provider, found, earlier=earlier, listed=listed).run(selection)
     finally:
         await provider.aclose()
 
 
-def replay_export(app: App, text: str, file: str, found: Found) -> None:
+def replay_export(
+    app: App,
+    text: str,
+    file: str,
+    found: Found,
+    *,
+    codec: PayloadCodec | None = None,
+    blobs: Blobs | None = None,
+) -> None:
     """Replay the executions of an exported history, as `replay`.
 
     Args:
@@ -148,24 +162,31 @@ def replay_export(app: App, text: str, file: str, found: Found) -> None:
         text: the content of the file.
         file: its name, for the results.
         found: called with the result of each execution.
+        codec: see `replay`.
+        blobs: see `replay`.
 
     Raises:
         InvalidInput: this is not a history, or one without events.
+        InvalidOptions: its payloads are encoded, and there is no codec.
+        CodecFailed, BlobStoreFailed: the codec, or the blob store, fails.
     """
     history = parse_export(text, file)
-    for execution in replayed(history.executions):
-        is_current = execution is history.executions[-1]  # if it is not, the export has no suspension
+    decoded = decode_export(history, codec, blobs)
+    current = history.executions[-1].execution_id
+    for execution, unreadable in decoded.executions:
+        is_current = execution.execution_id == current  # if it is not, the export has no suspension
         subject = ReplayedExecution(
             instance_id=history.instance_id,
             name=history.name,
             execution_id=execution.execution_id,
             suspended_for=history.suspended_for if is_current else None,
-            suspension_message=history.suspension_message,
+            suspension_message=decoded.suspension_message,
             file=file,
         )
-        error: Exception | None = None
+        error: Exception | None = unreadable
         try:
-            replay_execution(app, history, execution)
+            if unreadable is None:
+                replay_execution(app, history, execution)
         except OrchestrationError as raised:
             error = raised
         found(subject, len(execution.events), error)

@@ -31,7 +31,8 @@ IN_MEMORY: Final = 16 * 1024 * 1024
 def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen: Any) -> None:
     """Write records, one JSON document a line: of the IDs, of the sessions that match, or all.
 
-    A state that is JSON is written as JSON, any other as base64. `affinity sessions import` reads it.
+    A state that is JSON is written as JSON, any other as base64. `affinity sessions import` reads it. States are in the
+    clear, also where the database has them encrypted, and only the owner of FILE may read it.
 
     Examples:
       affinity sessions export -o sessions.jsonl
@@ -45,7 +46,7 @@ def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen:
         raise click.UsageError("an export is lines of JSON; --json needs --output FILE, and reports the number")
 
     async def run(client: Client) -> int:
-        with Progress("exported") as progress, written(output) as file:
+        with Progress("exported") as progress, written(output, private=True) as file:
             return await _write(client.session_manager.export(session_ids or where), file, progress)
 
     number = with_client(shell, run)
