@@ -17,6 +17,12 @@ _OPTIONS: Final = (
     click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated."),
     click.option("--name", help="Only of this orchestration."),
     click.option("--version", help="Only of this version of it."),
+    click.option(
+        "--conversations/--no-conversations",
+        "conversations",
+        default=None,
+        help="Only the instances of conversations; or only others.",
+    ),
     click.option("--prefix", help="Only ids that start with this."),
     click.option("--parent", "parent_id", help="Only sub-orchestrations of this instance."),
     click.option("--session", "session_id", help="Only instances started for this session, and their children."),
@@ -34,8 +40,15 @@ def selected(function: F) -> F:
     """Add the options that choose instances; the command gets them as conditions of `Client.list_instances`."""
 
     @wraps(function)
-    def command(*args: Any, labels: tuple[tuple[str, str], ...], **given: Any) -> Any:
-        return function(*args, **given, labels=labels_of(labels) or None)
+    def command(
+        *args: Any, labels: tuple[tuple[str, str], ...], conversations: bool | None = None, **given: Any
+    ) -> Any:
+        where: dict[str, Any] = {}
+        if conversations is not None:
+            from affinity.conversation.kinds import name_conditions
+
+            where = name_conditions(is_conversation=conversations)
+        return function(*args, **given, labels=labels_of(labels) or None, **where)
 
     for option in reversed(_OPTIONS):
         command = option(command)

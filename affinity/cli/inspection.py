@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import click
 
@@ -14,6 +14,7 @@ from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, counted, pairs, printable, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
+from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
@@ -203,14 +204,22 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
 @command("list")
 @of_status
 @selected
-@click.option("--sort", type=click.Choice(["started", "-started"]), help="started: oldest first  [default: -started]")
+@click.option(
+    "--sort",
+    type=click.Choice(get_args(InstanceSort)),
+    help="By start, end, or the time between; with - the newest, or longest, first  [default: -started]",
+)
 @paged("Instances")
 def list_instances(shell: Shell, *, page: PageOptions, **where: Any) -> None:
     """List instances, newest first. The exit code of an empty list is 0.
 
+    Sorted by ended or duration, only those that have ended: by duration the longest, or shortest, of the 10,000 that
+    ended last.
+
     Examples:
       affinity list --status failed --name conversation
       affinity list --label tenant=acme --status failed --sort started
+      affinity list --status failed --status cancelled --sort -ended --no-conversations
       affinity list --prefix chat- --all --json | jq -r '.instances[].instance_id'
     """
     found = with_client(shell, lambda client: page.read(client.list_instances(**where)))

@@ -70,6 +70,7 @@ from affinity.provider.contract import (
     HistoryPage,
     InstanceFilter,
     InstanceInfo,
+    InstanceOrder,
     InstanceSize,
     InstanceStatus,
     MoveFilter,
@@ -93,8 +94,10 @@ EXPLAIN_SECONDS: Final = 3.0
 """Seconds for which a wait whose time is over reads the reason, at most."""
 
 
-InstanceOrder: TypeAlias = Literal["started", "-started"]
-"""The order of a listing of instances: by the time of their start, oldest or newest first."""
+InstanceSort: TypeAlias = Literal["started", "-started", "ended", "-ended", "duration", "-duration"]
+"""The order of a listing of instances: by the time of their start, of their end, or between the two; with a minus sign
+the newest or the longest first. "ended" and "duration" list only instances that have ended.
+"""
 
 
 class InstanceConditions(TypedDict, total=False):
@@ -114,6 +117,10 @@ class InstanceConditions(TypedDict, total=False):
     """The session for which they, or their parents, were started."""
     version: str | None
     """Version of the orchestration."""
+    name_suffix: str | None
+    """Ending of the name of the orchestration; ".conversation" is that of the instances of conversations."""
+    without_suffix: Collection[str] | None
+    """The name of the orchestration ends with none of these."""
     labels: Labels | None
     """They have all of these labels."""
     created_since: datetime | None
@@ -129,8 +136,11 @@ class InstanceConditions(TypedDict, total=False):
 class InstanceSelection(InstanceConditions, total=False):
     """The instances to list, and their order."""
 
-    sort: InstanceOrder
-    """By the time of their start: ``"-started"``, the default: newest first; ``"started"``: oldest first."""
+    sort: InstanceSort
+    """``"-started"``, the default: newest first; ``"started"``: oldest first; ``"-ended"``, ``"ended"``: by the time of
+    their end. ``"-duration"``, ``"duration"``: those that took longest or shortest, among the ``most`` that ended last,
+    by default `limits.SCRAPE_COUNT`; this listing has one page. A restart does not change the start of an instance.
+    """
 
 
 class MoveConditions(TypedDict, total=False):
@@ -153,8 +163,11 @@ def filter_of(where: Mapping[str, Any], conditions: type = InstanceSelection) ->
         checked["labels"] = check_labels(checked["labels"])
     if "most" in checked:
         check_limit(checked["most"], MAX_COUNT, "most")
-    oldest_first = checked.pop("sort", "-started") == "started"
-    return InstanceFilter(**checked, oldest_first=oldest_first)
+    sort: InstanceSort = checked.pop("sort", "-started")
+    order = cast(InstanceOrder, sort.removeprefix("-"))
+    if order == "duration":
+        checked.setdefault("most", SCRAPE_COUNT)
+    return InstanceFilter(**checked, order=order, oldest_first=not sort.startswith("-"))
 
 
 class Inspection(ClientBase):
@@ -419,7 +432,8 @@ class Inspection(ClientBase):
         """List instances, newest first, as in ``list_instances(labels={"tenant": "acme"}, status="failed")``.
 
         A page takes the time of its length by one label, by parent, by session and by each of the statuses "suspended",
-        "failed" and "cancelled", and by time; other conditions are looked up in the rows that these give.
+        "failed" and "cancelled", by the time of the start, and, sorted so and whatever the conditions, by the time of
+        the end; other conditions are looked up in the rows that these give.
 
         Args:
             where: conditions; see `affinity.client.inspection.InstanceSelection`.
@@ -431,12 +445,15 @@ class Inspection(ClientBase):
         filtered = filter_of(where)
 
         async def read(after: str | None, limit: int) -> Page[Instance]:
+            if after is not None and filtered.order == "duration":
+                raise InvalidInput("a listing by duration has one page")
             wanted = filtered if after is None else replace(filtered, after=read_cursor(after))
             rows = await retry(partial(self._provider.list_instances, wanted, limit))
-            return Page(
-                items=[*map(instance_of, rows)],
-                next=next_cursor(rows, limit, "created_at", "instance_id"),
-            )
+            items = [*map(instance_of, rows)]
+            if filtered.order == "duration":
+                return Page(items=items, next=None)
+            at = "updated_at" if filtered.by_end else "created_at"
+            return Page(items=items, next=next_cursor(rows, limit, at, "instance_id"))
 
         return Pages(read)
 

@@ -60,7 +60,7 @@ class Instance:
     owner: str | None  # the worker that owns it, or last did
     event_count: int
     created_at: datetime
-    updated_at: datetime
+    updated_at: datetime  # of one that has ended: when it did
     suspension: Suspension | None  # why it waits for an operator or for other code
     session_id: str | None = None  # that it was started with, or its parent
     starts_at: datetime | None = None  # while it is pending: when it begins, if it was started with a delay

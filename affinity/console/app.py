@@ -29,7 +29,7 @@ from affinity.console.access import Access, AccessFunction, read_only
 from affinity.console.actions import do
 from affinity.console.callbacks import call_async, check_result
 from affinity.console.links import Links
-from affinity.console.pages import Page, menu, pages, waiting
+from affinity.console.pages import Page, check_views, menu, pages, waiting
 from affinity.console.pages.base import Pieces, Query, Silence, Waiting
 from affinity.console.pages.sessions import EXPORT
 from affinity.console.payloads import Payloads, Redact, show_all
@@ -88,6 +88,7 @@ def create(
     redact: Redact = show_all,
     origins: Collection[str] = (),
     links: Mapping[str, str] = NO_LINKS,
+    views: Mapping[str, str] = NO_LINKS,
 ) -> Console:
     """The console as an ASGI application, to mount in another one behind its login.
 
@@ -104,11 +105,14 @@ def create(
             ``["https://ops.example"]``.
         links: addresses of other systems by the text of their link, with names in braces, as in ``{"logs":
             "https://logs.example/?q={instance_id}&from={since}"}``; the names are in `affinity.console.links.NAMES`.
+        views: addresses of pages, below the console's prefix, by the name that the menu has for them, as in ``{"failed
+            today": "/instances?status=failed&within=24h"}``.
 
     Raises:
-        InvalidOptions: an address of a link is not absolute, or has a name that does not exist.
+        InvalidOptions: an address of a link is not absolute, or has a name that does not exist; or an address of a view
+            is that of no page.
     """
-    return Console(database, access, redact, origins, Links(links))
+    return Console(database, access, redact, origins=origins, links=Links(links), views=check_views(views))
 
 
 class Console(ClosedBlock):
@@ -117,9 +121,16 @@ class Console(ClosedBlock):
     """
 
     def __init__(
-        self, database: str | Client, access: AccessFunction, redact: Redact, origins: Collection[str], links: Links
+        self,
+        database: str | Client,
+        access: AccessFunction,
+        redact: Redact,
+        *,
+        origins: Collection[str],
+        links: Links,
+        views: Mapping[str, str],
     ) -> None:
-        self._links = links
+        self._links, self._views = links, views
         self._database, self._access, self._redact, self._origins = database, access, redact, origins
         self._opening = asyncio.Lock()
         self._client: Client | None = None if isinstance(database, str) else database
@@ -231,7 +242,7 @@ class Console(ClosedBlock):
         if (redirect := to_last_choice(request)) is not None:
             return redirect
         secret = request.cookies.get(COOKIE) or new_secret()
-        read = await self._read(page, _query_of(request))
+        read = await self._read(page, _query_of(request, page))
         html = self._render(request, page, read, access, secret=secret, made_at=read.made_at)
         response = HTMLResponse(html, headers={"cache-control": "no-store", "vary": "accept"})
         if COOKIE not in request.cookies:
@@ -244,7 +255,7 @@ class Console(ClosedBlock):
         self, request: Request, page: Page, read: _Read, access: Access, *, secret: str, made_at: datetime | None = None
     ) -> str:
         """The page; with ``made_at`` it says when it was made."""
-        query = dict(request.query_params)
+        query = _all_of(request, page)
         values = {
             "data": read.values,
             **_frame(request),
@@ -253,6 +264,7 @@ class Console(ClosedBlock):
             "access": access,
             "token": token_of(secret),
             "links": self._links.of,
+            "views": self._views,
             "waiting": read.waiting,
             "made_at": made_at,
         }
@@ -278,7 +290,7 @@ class Console(ClosedBlock):
         """After each read the page, if it is another one, and "current" with the age of the read in seconds; "stale",
         with the reason, while there is none; "gone" if the browser has to load the page, which says why.
         """
-        query = _query_of(request)
+        query = _query_of(request, page)
         seen, pieces = request.headers.get("last-event-id"), None
         async with AsyncExitStack() as stack:
             while not await request.is_disconnected():
@@ -356,9 +368,15 @@ def _why_stale(error: errors.ProviderError) -> str:
     return "The database does not answer." if error.retryable and not error.misconfigured else f"{error}"
 
 
-def _query_of(request: Request) -> dict[str, str]:
+def _query_of(request: Request, page: Page | None = None) -> dict[str, str]:
     """The query of a page, without how it shows times: all browsers share one read."""
-    return {name: value for name, value in request.query_params.items() if name != FIELD}
+    return {name: value for name, value in _all_of(request, page).items() if name != FIELD}
+
+
+def _all_of(request: Request, page: Page | None) -> dict[str, str]:
+    """The query, with one value of each name; of a name that may stand several times all values, with commas."""
+    params, several = request.query_params, () if page is None else page.several
+    return {name: ",".join(dict.fromkeys(params.getlist(name))) if name in several else params[name] for name in params}
 
 
 def _frame(request: Request) -> dict[str, Any]:

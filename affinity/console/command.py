@@ -39,6 +39,7 @@ VARIABLE: Final = "AFFINITY_CONSOLE_TOKEN"
 @click.option("--root-path", default="", metavar="PATH", help="The prefix that a proxy takes away, as in /ops.")
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Of its pages, if a proxy changes Host.")
 @click.option("--link", "links", multiple=True, metavar="TEXT=URL", help="To logs or traces: https://…{instance_id}.")
+@click.option("--view", "views", multiple=True, metavar="TEXT=PATH", help="In the menu: /instances?status=failed.")
 @click.option(
     "--log-format",
     type=click.Choice(get_args(LogFormat)),
@@ -93,12 +94,13 @@ def _application(shell: Shell, options: dict[str, Any]) -> Console:
         access=lambda request: Access(actions, request.scope[USER]),
         redact=hide_payloads if options["hide_payloads"] else show_all,
         origins=options["origins"],
-        links=_links(options["links"]),
+        links=_pairs("--link", options["links"], "logs=https://logs.example/?q={instance_id}"),
+        views=_pairs("--view", options["views"], "failed today=/instances?status=failed&within=24h"),
     )
 
 
-def _links(pairs: Sequence[str]) -> dict[str, str]:
-    """Addresses by the text of their link.
+def _pairs(option: str, pairs: Sequence[str], example: str) -> dict[str, str]:
+    """Addresses by their texts.
 
     Raises:
         click.UsageError: an option has no text, or no address.
@@ -107,9 +109,7 @@ def _links(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         text, _, address = pair.partition("=")
         if not text or not address:
-            raise click.UsageError(
-                f"--link {pair}: give TEXT=URL, as in 'logs=https://logs.example/?q={{instance_id}}'"
-            )
+            raise click.UsageError(f"{option} {pair}: give a text and an address, as in {example!r}")
         found[text] = address
     return found
 

@@ -20,6 +20,9 @@ from affinity.orchestration.events import EventRaised, OrchestrationStarted
 from affinity.orchestration.wire import ANY_EXECUTION, encode_message
 from affinity.records import frozen
 
+SUFFIX: Final = ".conversation"
+"""Ending of the names of the orchestrations of conversations."""
+
 NOUN: Final = "conversations"
 """See `affinity.orchestration.app.HasFunctions`."""
 
@@ -120,7 +123,12 @@ def start_message(
 
 def orchestration_of(kind: str) -> str:
     """Return the name of the orchestration of a kind."""
-    return f"{kind}.conversation"
+    return f"{kind}{SUFFIX}"
+
+
+def name_conditions(*, is_conversation: bool) -> dict[str, Any]:
+    """Return the conditions of `Client.list_instances` for the instances of conversations, or for all others."""
+    return {"name_suffix": SUFFIX} if is_conversation else {"without_suffix": [SUFFIX]}
 
 
 def _message(signal: SignalType, **fields: str) -> str:

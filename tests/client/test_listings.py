@@ -39,6 +39,23 @@ LISTINGS: Final[dict[str, tuple[Callable[[Client], Pages[Any]], str]]] = {
 ITEMS: Final = 3
 
 
+async def test_ended_instances_in_the_order_of_their_ends(client: Client, puppet: Puppet) -> None:
+    """And of their durations, as one page."""
+    for name in ("a", "b", "c"):
+        await client.start("brew", instance_id=name)
+    for name in ("c", "a"):
+        await puppet.end(name)
+    listing = client.list_instances(sort="-ended", prefix="")
+    assert [found.instance_id for found in await listing] == ["a", "c"]
+    page = await client.list_instances(sort="ended").page(limit=1)
+    assert ([found.instance_id for found in page.items], page.next is not None) == (["c"], True)
+    assert [found.instance_id for found in (await client.list_instances(sort="ended").page(page.next)).items] == ["a"]
+    longest = await client.list_instances(sort="-duration").page(limit=1)
+    assert ([found.instance_id for found in longest.items], longest.next) == (["a"], None)
+    with pytest.raises(InvalidInput, match="one page"):
+        await client.list_instances(sort="duration").page(page.next)
+
+
 @pytest.fixture
 async def full(client: Client, provider: Provider, puppet: Puppet) -> Client:
     """A database in which each listing has three items."""

@@ -20,6 +20,7 @@ from affinity.console.pages import pages
 from affinity.console.pages.base import ROWS
 from affinity.console.payloads import MAX_SHOWN
 from affinity.conversation import UserMessage
+from affinity.errors import InvalidOptions
 from affinity.session import SessionMetadata, SessionState
 from tests.console.conftest import Open, fill
 from tests.support.console_app import chats
@@ -226,6 +227,40 @@ async def test_instances_are_found_by_version_and_time(client: Client, open_cons
             page = (await http.get(f"/instances?{query}")).text
             assert sorted(re.findall(r'<span class="id"><a href="/instance\?id=([^"]+)"', page)) == names, query
         assert (await http.get("/instances?since=noon")).status_code == 400
+
+
+def ids_of(page: str) -> list[str]:
+    """The instances of a list, in its order."""
+    return re.findall(r'<td class="main"><span class="id"><a href="/instance\?id=([^"]+)"', page)
+
+
+async def test_instances_in_several_orders(client: Client, open_console: Open) -> None:
+    """Of several statuses, by the time of the end, apart from those of conversations, of the last hours; a view is an
+    address in the menu.
+    """
+    await fill(client, "plain")
+    views = {"<failed>": "/instances?status=failed&status=suspended&within=24h"}
+    async with open_console(views=views) as http:
+        for query, names in (
+            ("status=failed&status=suspended", ["suspended", "spoilt"]),
+            ("status=failed,suspended&within=1h&sort=started", ["spoilt", "suspended"]),
+            ("sort=-ended", ["spoilt", "shown"]),
+            ("sort=ended&status=completed", ["shown"]),
+            ("behind=conversations", ["talk"]),
+            ("behind=others&status=failed&status=completed", ["spoilt", "shown"]),
+        ):
+            page = (await http.get(f"/instances?{query}")).text
+            assert ids_of(page) == names, query
+            assert '<a href="/instances?status=failed&amp;status=suspended&amp;within=24h">&lt;failed&gt;</a>' in page
+        longest = (await http.get("/instances?sort=-duration")).text
+        assert sorted(ids_of(longest)) == ["shown", "spoilt"]
+        assert "Among the 10,000 that ended last" in longest
+        assert 'data-label="owner"><span class="worker' in longest
+        for wrong in ("sort=x", "within=2h", "behind=x", "status=failed,x"):
+            assert (await http.get(f"/instances?{wrong}")).status_code == 400, wrong
+    for address in ("/nowhere", "https://evil.test/", "instances"):
+        with pytest.raises(InvalidOptions, match="'v'"):
+            create(client, views={"v": address})
 
 
 async def test_only_failures_of_an_instance(client: Client, open_console: Open) -> None:

@@ -273,8 +273,15 @@ async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
             last = (some[-1].created_at, some[-1].instance_id)
             assert len(await ask(status=["failed", "suspended"], after=last)) == 10
             assert await ask(name="none", most=100) == await ask(name="none", most=100, after=last) == []
-            if crowd != "unknown":  # without statistics, it expects few of one status, and sorts them
-                assert await ask(name="none", most=100, status=["failed"]) == []
+            if crowd == "unknown":  # without statistics, it expects few of one status, and sorts them
+                return
+            assert await ask(name="none", most=100, status=["failed"]) == []
+            ended = await watched.list_instances(InstanceFilter(order="ended"), 500)
+            far = {"order": "ended", "after": (ended[-1].updated_at, ended[-1].instance_id)}
+            for oldest_first in (False, True):
+                assert len(await ask(**far, oldest_first=oldest_first)) == 10
+                assert await ask(**far, oldest_first=oldest_first, most=100, name="none") == []
+            assert len(await ask(order="duration", most=100)) == 10
 
 
 @pytest.mark.slow

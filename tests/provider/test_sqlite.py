@@ -267,6 +267,9 @@ IN_PARTS = {
     "first",
     "first_labelled",
     "measure_label",
+    "list_ended",
+    "past",
+    "by_end",
 }
 """Statements that never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of listings.
 The others are conditions or columns, which statements include.
@@ -286,6 +289,11 @@ LISTINGS = [
         for form in ("shown", "counted")
         for order in ("newest", "oldest")
         for parts in ([], ["created_since", "created_before", "name"], ["several", "status", "until"])
+    ),
+    *(
+        ("list_ended", {order, *parts})
+        for order in ("newest", "oldest")
+        for parts in (["all", "by_end"], ["most", "by_end", "name"], ["most", "longest"], ["most", "shortest"])
     ),
     *(
         (name, {order, *parts})
@@ -355,6 +363,14 @@ def test_a_page_by_labels_goes_along_the_index(empty: sqlite3.Connection, order:
     looks = [step for step in plan if " o " in step]
     assert all("key=? AND value=? AND phase=? AND created_at=? AND instance_id=?" in step for step in looks)
     assert len(looks) == ("several" in more)
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_a_page_by_the_end_goes_along_the_index(empty: sqlite3.Connection, order: str) -> None:
+    sql = with_parts(instances.SQL["list_ended"], frozenset({"all", "by_end", order, "name"}))
+    plan = [row[3] for row in empty.execute(f"EXPLAIN QUERY PLAN {sql}", Anything())]
+    assert not [step for step in plan if "TEMP B-TREE" in step]
+    assert any("ended_instances" in step for step in plan)
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])

@@ -19,7 +19,11 @@ _PAGES = {
         Page("/sessions", "Sessions", "sessions.html", sessions.sessions),
         Page("/records", "Records", "records.html", sessions.records),
         Page("/session", "Session", "session.html", sessions.session),
-        Page("/instances", "Instances", "instances.html", instances.instances, waiting=instances.suspended),
+        Page(
+            *("/instances", "Instances", "instances.html", instances.instances),
+            waiting=instances.suspended,
+            several=["status"],
+        ),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/reset", "Reset", "reset.html", instances.reset),
     )
@@ -42,6 +46,18 @@ def menu() -> Sequence[tuple[str, str]]:
     return [(path, pages()[path].title) for path in (*_FIRST, *paths)]
 
 
+def check_views(views: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the addresses of views, by their names.
+
+    Raises:
+        InvalidOptions: one is not the address of a page, such as ``/instances?status=failed``.
+    """
+    for name, address in views.items():
+        if address.partition("?")[0] not in pages():
+            raise InvalidOptions(f"the view {name!r:.80} is no page such as /instances?status=failed: {address!r:.200}")
+    return views
+
+
 async def waiting(client: Client) -> Mapping[str, Waiting]:
     """What waits for a person on the pages of the menu, by path; nothing of a page on which nothing waits."""
     found = {}
@@ -52,4 +68,4 @@ async def waiting(client: Client) -> Mapping[str, Waiting]:
     return {path: each for path, each in found.items() if each.number}
 
 
-__all__ = ["Page", "menu", "pages", "waiting"]
+__all__ = ["Page", "check_views", "menu", "pages", "waiting"]

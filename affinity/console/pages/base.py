@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -93,6 +93,7 @@ class Page:
     live: Callable[[Callable[[], Payloads]], Live] | None = None  # is given how to show values
     card: Card | None = None
     waiting: CountWaiting | None = None  # of a page in the menu; bounded, since each page shows it
+    several: Collection[str] = ()  # names that its address may have more than once
 
 
 def required(query: Query, name: str) -> str:
@@ -146,6 +147,29 @@ def label_of(text: str) -> tuple[str, str]:
     if not key or not equals or not value:
         raise InvalidInput(f"{text.strip()!r:.80} is not a label: give KEY=VALUE")
     return key, value
+
+
+def list_of(query: Query, name: str, allowed: Collection[str]) -> list[str]:
+    """The values of the URL that stand under one name, apart or with commas between them.
+
+    Raises:
+        InvalidInput: there is no such value.
+    """
+    found = [part for part in query.get(name, "").split(",") if part]
+    if unknown := next((part for part in found if part not in allowed), None):
+        raise InvalidInput(f"there is no {name} {unknown!r:.40}: there are {', '.join(allowed)}")
+    return found
+
+
+def single(query: Query, name: str, allowed: Collection[str]) -> str:
+    """A value of the URL that is one of these.
+
+    Raises:
+        InvalidInput: it is none of them.
+    """
+    if query.get(name) not in allowed:
+        raise InvalidInput(f"there is no {name} {query.get(name)!r:.40}: there are {', '.join(allowed)}")
+    return query[name]
 
 
 def given(query: Query, *names: str) -> dict[str, str]:

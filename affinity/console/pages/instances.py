@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from affinity.client import HistoryRecord, Instance
+from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines_of
 from affinity.console.links import span_of, trace_id_of
-from affinity.console.pages.base import ROWS, Query, Waiting, given, label_of, number, required, time_of
+from affinity.console.pages.base import (
+    ROWS,
+    Query,
+    Waiting,
+    given,
+    label_of,
+    list_of,
+    number,
+    required,
+    single,
+    time_of,
+)
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.rendering import counted
+from affinity.conversation.kinds import name_conditions
 from affinity.errors import InvalidInput
+from affinity.limits import SCRAPE_COUNT
 from affinity.provider.contract import FINISHED, RARE_STATUSES, InstanceStatus
 
 EVENTS: Final = 100
@@ -37,7 +52,28 @@ _FAILURES: Final = frozenset({"failed", "suspended"})
 
 STATUSES: Final = ("pending", "running", "suspended", *sorted(FINISHED))
 
-FILTERS: Final = ("status", "name", "version", "prefix", "label", "session_id", "reason", "since", "before")
+FILTERS: Final = (
+    *("status", "name", "version", "prefix", "label", "session_id", "reason", "since", "before"),
+    *("behind", "sort", "within"),
+)
+
+SORTS: Final[Mapping[InstanceSort, str]] = {
+    "-started": "newest first",
+    "started": "oldest first",
+    "-ended": "ended last, first",
+    "ended": "ended first, first",
+    "-duration": "took longest",
+    "duration": "took shortest",
+}
+"""The orders of the list. The first one is the default."""
+
+WITHIN: Final[Mapping[str, timedelta]] = {
+    **{"1h": timedelta(hours=1), "24h": timedelta(hours=24), "7d": timedelta(days=7)},
+}
+"""Times back from now within which instances were created."""
+
+BEHIND: Final = ("conversations", "others")
+"""Instances of conversations, and all others."""
 
 
 MAX_WAITING: Final = 100
@@ -59,20 +95,26 @@ def conditions(query: Query) -> dict[str, Any]:
         InvalidInput: there is no such status, or a time or a label is none.
     """
     where: dict[str, Any] = given(query, *FILTERS)
-    if status := where.pop("status", None):
-        if status not in STATUSES:
-            raise InvalidInput(f"there is no status {status!r:.40}")
-        where["status"] = [status]
+    where |= {"status": list_of(query, "status", STATUSES)} if where.pop("status", None) else {}
+    where |= {"sort": single(query, "sort", SORTS)} if where.pop("sort", None) else {}
+    if where.pop("behind", None):
+        where |= name_conditions(is_conversation=single(query, "behind", BEHIND) == "conversations")
     if label := where.pop("label", None):
         where["labels"] = dict(label_of(part) for part in label.split(","))
     where |= {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
+    if where.pop("within", None):
+        where["created_since"] = datetime.now(UTC) - WITHIN[single(query, "within", WITHIN)]
     return where | ({"most": LOOKED_AT} if _looks(query) else {})
 
 
 def _looks(query: Query) -> bool:
     """Whether there is a condition that no index has, and none that one has."""
-    wanted = query.get("name") or query.get("version") or query.get("status") not in {None, "", *RARE_STATUSES}
-    return bool(wanted and not any(query.get(name) for name in ("session_id", "prefix", "label")))
+    by_end = query.get("sort", "").endswith("ended")
+    statuses = list_of(query, "status", STATUSES)
+    wanted = any(query.get(name) for name in ("name", "version", "behind")) or not RARE_STATUSES.issuperset(statuses)
+    if by_end:  # which is the only index that it reads
+        return wanted or any(query.get(name) for name in FILTERS if name != "sort")
+    return wanted and not any(query.get(name) for name in ("session_id", "prefix", "label"))
 
 
 async def matching(client: Client, query: Query, status: Collection[InstanceStatus]) -> Sequence[str]:
@@ -81,6 +123,7 @@ async def matching(client: Client, query: Query, status: Collection[InstanceStat
     wanted = [each for each in status if each in where.get("status", status)]
     if not wanted:
         return []
+    where.pop("sort", None)
     page = await client.list_instances(**{**where, "status": wanted}).page(limit=MAX_MATCHING)
     return [each.instance_id for each in page.items]
 
@@ -88,12 +131,19 @@ async def matching(client: Client, query: Query, status: Collection[InstanceStat
 async def instances(client: Client, query: Query, payloads: Payloads) -> dict[str, Any]:
     """A page of the instances that fit, newest first; with ``count`` how many an action on the list would change."""
     page = await client.list_instances(**conditions(query)).page(query.get("after") or None, limit=ROWS)
-    counts = {}
+    counts, sort = {}, query.get("sort") or "-started"
     if query.get("count"):
         counts = {name: len(await matching(client, query, status)) for name, status in TOGETHER.items()}
     return {
         "page": page,
         "statuses": STATUSES,
+        "chosen": list_of(query, "status", STATUSES),
+        "sorts": SORTS,
+        "behind": BEHIND,
+        "within": WITHIN,
+        "by_end": sort.endswith("ended"),
+        "newest": sort.startswith("-"),
+        "sampled": SCRAPE_COUNT if sort.endswith("duration") else None,
         "filters": given(query, *FILTERS),
         "looked_at": LOOKED_AT if _looks(query) and len(page.items) < ROWS else None,
         "counts": counts,

@@ -173,7 +173,7 @@ class InstanceInfo:
     owner: str | None  # worker id that owns it now, or last did
     event_count: int
     created_at: datetime
-    updated_at: datetime
+    updated_at: datetime  # of one that has ended: when it did
     generation: Generation
     session_id: str | None = None  # given at its start, or at its parent's start
     starts_at: datetime | None = None  # while it is pending: when its delayed start is due, or was
@@ -182,9 +182,15 @@ class InstanceInfo:
     suspension: Suspension | None = None  # while it is suspended
 
 
+InstanceOrder: TypeAlias = Literal["started", "ended", "duration"]
+"""The order of a listing: by ``created_at``; by the time of the end; or by the seconds from the start to the end. The
+last two have the instances that have ended.
+"""
+
+
 @frozen(kw_only=True)
 class InstanceFilter:
-    """Which instances to list, by (created_at, instance_id), newest first or oldest first."""
+    """Which instances to list, and in which order: by default by (created_at, instance_id), newest first."""
 
     status: Collection[InstanceStatus] = ()  # empty: any
     name: str | None = None
@@ -193,34 +199,49 @@ class InstanceFilter:
     reason: str | None = None  # suspended for this: `Suspension.error_type`
     session_id: str | None = None  # given at their start, or at their parent's start
     version: str | None = None  # of the orchestration
+    name_suffix: str | None = None  # of the name of the orchestration
+    without_suffix: Collection[str] = ()  # the name has none of these
     labels: Labels = field(default_factory=dict)  # has all of these
     created_since: datetime | None = None
     created_before: datetime | None = None
     # Only so many of the first instances are looked at, wherever the page begins: of those of this time, and with the
     # labels or rare statuses by which a listing reads. None: all.
+    # Ordered by "ended": of those that ended last, or first; by "duration", for which it is given: that ended last.
     most: int | None = None
-    oldest_first: bool = False
-    after: tuple[datetime, str] | None = None  # keyset cursor: (created_at, instance_id) of the last row seen
+    oldest_first: bool = False  # or those that ended first, or took the shortest time
+    order: InstanceOrder = "started"
+    # Keyset cursor: (created_at, instance_id) of the last row seen; ordered by "ended" its ``updated_at`` instead; by
+    # "duration" there is one page.
+    after: tuple[datetime, str] | None = None
 
     def __post_init__(self) -> None:
         check_conditions(self)
+        if self.order == "duration" and (self.most is None or self.after is not None):
+            raise ValueError("a listing by duration looks at so many of the last ended instances, and has one page")
 
     @property
     def rare_statuses(self) -> Sequence[InstanceStatus]:
         """The wanted statuses, if few instances have them: then a listing reads by status, since a walk by age would be
         long. Empty: other statuses are wanted too, or the index of a parent or a session is shorter.
         """
-        return [] if self._is_short or self.by_label or not self._wanted <= RARE_STATUSES else sorted(self._wanted)
+        has_other = self._is_short or self.by_label or self.by_end
+        return [] if has_other or not self._wanted <= RARE_STATUSES else sorted(self._wanted)
 
     @property
     def by_label(self) -> bool:
         """Whether a listing reads by a label: it has labels, and the index of a parent or a session is not shorter."""
-        return bool(self.labels) and not self._is_short
+        return bool(self.labels) and not self._is_short and not self.by_end
+
+    @property
+    def by_end(self) -> bool:
+        """Whether a listing reads the instances by the time of their end."""
+        return self.order != "started"
 
     @property
     def is_placed(self) -> bool:
         """Whether labels, statuses, ids and times tell which instances fit: a count by an index reads no others."""
-        return self.name is None and self.version is None and self.reason is None
+        by_row = (self.name, self.version, self.reason, self.name_suffix)
+        return not any(wanted is not None for wanted in by_row) and not self.without_suffix
 
     @property
     def phases(self) -> Sequence[str]:

@@ -52,10 +52,19 @@ async def _read(db: Database, where: InstanceFilter, limit: int, form: LiteralSt
         "after_id": after_id,
         "limit": Int8(limit),
     }
-    parts: set[LiteralString] = {form, "oldest" if where.oldest_first else "newest", "all"}
+    is_forward = where.oldest_first and where.order != "duration"
+    parts: set[LiteralString] = {form, "oldest" if is_forward else "newest", "all"}
+    if where.name_suffix is not None:
+        parts.add("suffix")
+        params["suffix"] = where.name_suffix
+    if where.without_suffix:
+        parts.add("without")
+        params["without"] = Texts(where.without_suffix)
     if where.most is not None:
         parts ^= {"all", "most"}
         params["most"] = Int8(where.most)
+    if where.by_end:
+        return await db.connections.misc.run(with_parts(_SQL["list_ended"], frozenset(parts | _by_end(where))), params)
     if not where.rare_statuses and not where.by_label:
         return await db.connections.misc.run(with_parts(_SQL["list"], frozenset({"whole", *parts})), params)
     parts.add("slim" if form == "counted" and where.is_placed else "whole")
@@ -68,6 +77,13 @@ async def _read(db: Database, where: InstanceFilter, limit: int, form: LiteralSt
             parts.add("several")
             params["few"] = Int8(FEW_LABELLED)
     return await db.connections.misc.run(with_parts(_SQL["list_indexed"], frozenset(parts)), params)
+
+
+def _by_end(where: InstanceFilter) -> set[LiteralString]:
+    """Return the parts of the statement that reads by the time of the end."""
+    if where.order == "duration":
+        return {"newest", "shortest" if where.oldest_first else "longest"}
+    return {"ended"} if where.after is None else {"ended", "cursor"}
 
 
 async def delete_instance(

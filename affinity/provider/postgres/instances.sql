@@ -52,6 +52,12 @@ GROUP BY p.status, l.created_at, l.instance_id
       AND (%(name)s::text IS NULL OR i.name = %(name)s)
       AND (%(reason)s::text IS NULL OR s.error_type = %(reason)s)
       AND (%(version)s::text IS NULL OR i.version = %(version)s)
+-- [suffix
+      AND right(i.name, length(%(suffix)s)) = %(suffix)s
+-- suffix]
+-- [without
+      AND NOT EXISTS (SELECT FROM unnest(%(without)s) AS w (suffix) WHERE right(i.name, length(w.suffix)) = w.suffix)
+-- without]
 
 -- list: one page of instances
 -- Here and in the next statement: part `shown` gives them, `counted` their number by status. Parts `newest` and `oldest`: which come
@@ -90,6 +96,62 @@ WHERE true
 )
 -- include of_page
 -- counted]
+
+-- past: behind the cursor, by the time of the end
+-- [cursor
+-- [newest
+      AND r.ended_at <= %(after_time)s AND (r.ended_at, r.instance_id) < (%(after_time)s, %(after_id)s)
+-- newest]
+-- [oldest
+      AND r.ended_at >= %(after_time)s AND (r.ended_at, r.instance_id) > (%(after_time)s, %(after_id)s)
+-- oldest]
+-- cursor]
+
+-- by_end: the order of r by the time of the end
+-- [newest
+    ORDER BY r.ended_at DESC, r.instance_id DESC
+-- newest]
+-- [oldest
+    ORDER BY r.ended_at, r.instance_id
+-- oldest]
+
+-- list_ended: one page of the instances that have ended, by the time of the end (part `ended`)
+-- Part `most`: only so many of the first are looked at. Parts `longest` and `shortest`: by the seconds from start to end, of those that
+-- ended last.
+-- include columns
+FROM (
+    SELECT r.instance_id, r.ended_at FROM ended_executions r
+    WHERE r.is_last
+-- [all
+-- include past
+-- all]
+-- include by_end
+-- [most
+    LIMIT %(most)s
+-- most]
+) r
+CROSS JOIN LATERAL (SELECT * FROM instances i WHERE i.instance_id = r.instance_id OFFSET 0) i
+LEFT JOIN suspensions s ON false
+WHERE i.status IN ('completed', 'failed', 'cancelled')
+-- include conditions
+      AND (%(labels)s::jsonb IS NULL OR i.labels @> %(labels)s::jsonb)
+      AND (%(parent)s::text IS NULL OR i.parent_id = %(parent)s)
+      AND (%(session)s::text IS NULL OR i.session_id = %(session)s)
+      AND (%(since)s::timestamptz IS NULL OR i.created_at >= %(since)s)
+      AND (%(before)s::timestamptz IS NULL OR i.created_at < %(before)s)
+-- [most
+-- include past
+-- most]
+-- [ended
+-- include by_end
+-- ended]
+-- [longest
+    ORDER BY r.ended_at - coalesce(i.starts_at, i.created_at) DESC, i.instance_id DESC
+-- longest]
+-- [shortest
+    ORDER BY r.ended_at - coalesce(i.starts_at, i.created_at), i.instance_id
+-- shortest]
+    LIMIT %(limit)s
 
 -- groups: what it reads: each of the statuses, or one label in each of the phases
 -- Of several labels it is the rarest behind the cursor: with the fewest rows, or else the one whose first `few` reach furthest.

@@ -44,14 +44,29 @@ def get_instances(tx: Tx, instance_ids: Sequence[str]) -> list[InstanceInfo | No
 
 
 def list_instances(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
+    if where.by_end:
+        return _list_ended(tx, where, limit)
     rows = chain.from_iterable(each.rows("shown", min(limit, MAX_PAGE)) for each in _listings(tx, where))
     found = [to_instance(row, instant) for row in rows]
     found.sort(key=attrgetter("created_at", "instance_id"), reverse=not where.oldest_first)
     return found[:limit]
 
 
+def _list_ended(tx: Tx, where: InstanceFilter, limit: int) -> list[InstanceInfo]:
+    arguments = _conditions(where)
+    parts: set[LiteralString] = {*arguments, "all" if where.most is None else "most"}
+    if where.order == "duration":
+        parts |= {"newest", "shortest" if where.oldest_first else "longest"}
+    else:
+        parts |= {"by_end", "oldest" if where.oldest_first else "newest"}
+    place = _start_of(where)
+    places = {"after_time": place[0], "after_id": place[1], "most": where.most, "limit": min(limit, MAX_PAGE)}
+    rows = tx.rows(with_parts(SQL["list_ended"], frozenset(parts)), {**arguments, **places})
+    return [to_instance(row, instant) for row in rows]
+
+
 def count_matching(tx: Tx, where: InstanceFilter, limit: int) -> MatchingCounts:
-    listings = _listings(tx, replace(where, oldest_first=False))
+    listings = _listings(tx, replace(where, oldest_first=False, order="started"))
     pages = [each.count(limit) for each in listings]
     ends = [page.after for page in pages if page.after is not None]
     if not ends:
@@ -82,9 +97,7 @@ class _Listing:
     is_slim: bool = False  # its places tell that an instance fits, and its status
 
     def rows(self, form: LiteralString, limit: int) -> list[Any]:
-        after = (-math.inf, "") if self.where.oldest_first else (math.inf, "")
-        if self.where.after is not None:
-            after = (self.where.after[0].timestamp(), self.where.after[1])
+        after = _start_of(self.where)
         is_slim = self.is_slim and form == "counted"
         statement = with_parts(SQL[self.statement], self.parts | {form, "slim" if is_slim else "whole"})
         return self.tx.rows(statement, {**self.arguments, "after_time": after[0], "after_id": after[1], "limit": limit})
@@ -110,6 +123,14 @@ _Place: TypeAlias = tuple[float, str]
 """Time of the start, and instance id: the order of all listings."""
 
 
+def _start_of(where: InstanceFilter) -> _Place:
+    """Return the place behind which a page begins."""
+    if where.after is not None:
+        return where.after[0].timestamp(), where.after[1]
+    is_forward = where.oldest_first and where.order != "duration"
+    return (-math.inf if is_forward else math.inf, "")
+
+
 def _listings(tx: Tx, where: InstanceFilter) -> list[_Listing]:
     """Return listings that together have the wanted instances: one for each phase of a label, or each rare status."""
     found = _all_listings(tx, where)
@@ -121,21 +142,9 @@ def _listings(tx: Tx, where: InstanceFilter) -> list[_Listing]:
 
 
 def _all_listings(tx: Tx, where: InstanceFilter) -> list[_Listing]:
-    conditions: dict[LiteralString, Any] = {
-        "status": json.dumps(list(where.status)) if where.status else None,
-        "name": where.name,
-        "prefix": where.prefix,
-        "parent_id": where.parent_id,
-        "reason": where.reason,
-        "session_id": where.session_id,
-        "version": where.version,
-        "labels": labels_text(where.labels),
-        "created_since": where.created_since and where.created_since.timestamp(),
-        "created_before": where.created_before and where.created_before.timestamp(),
-    }
-    arguments: dict[str, Any] = {name: wanted for name, wanted in conditions.items() if wanted is not None}
+    arguments = _conditions(where)
     order: LiteralString = "oldest" if where.oldest_first else "newest"
-    parts = frozenset({name for name, wanted in conditions.items() if wanted is not None} | {order})
+    parts = frozenset({*arguments, order})
     if where.by_label:
         parts -= {"labels"}  # which its index has
         label = _choose_label(tx, where, arguments, parts)
@@ -155,6 +164,25 @@ def _all_listings(tx: Tx, where: InstanceFilter) -> list[_Listing]:
         parts |= {"one_status"}
         return [_Listing(tx, where, "instances", {**arguments, "one_status": status}, parts) for status in rare]
     return [_Listing(tx, where, "instances", arguments, parts)]
+
+
+def _conditions(where: InstanceFilter) -> dict[LiteralString, Any]:
+    """Return the arguments of the conditions that a filter has, by the parts of the statements that need them."""
+    conditions: dict[LiteralString, Any] = {
+        "status": json.dumps(list(where.status)) if where.status else None,
+        "name": where.name,
+        "prefix": where.prefix,
+        "parent_id": where.parent_id,
+        "reason": where.reason,
+        "session_id": where.session_id,
+        "version": where.version,
+        "suffix": where.name_suffix,
+        "without": json.dumps(list(where.without_suffix)) if where.without_suffix else None,
+        "labels": labels_text(where.labels),
+        "created_since": where.created_since and where.created_since.timestamp(),
+        "created_before": where.created_before and where.created_before.timestamp(),
+    }
+    return {name: wanted for name, wanted in conditions.items() if wanted is not None}
 
 
 def _choose_label(

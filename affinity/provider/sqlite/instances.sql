@@ -22,6 +22,12 @@ SELECT i.instance_id, i.name, i.version, i.execution_id, i.status, i.custom_stat
 -- [version
   AND i.version = :version
 -- version]
+-- [suffix
+  AND substr(i.name, -length(:suffix)) = :suffix
+-- suffix]
+-- [without
+  AND NOT EXISTS (SELECT 1 FROM json_each(:without) AS w WHERE substr(i.name, -length(w.value)) = w.value)
+-- without]
 -- [prefix
   AND substr(i.instance_id, 1, length(:prefix)) = :prefix
 -- prefix]
@@ -95,6 +101,67 @@ LIMIT :limit
 -- include of_page
 -- counted]
 ;
+
+-- past: behind the cursor, by the time of the end
+-- [newest
+  AND (r.ended_at, r.instance_id) < (:after_time, :after_id)
+-- newest]
+-- [oldest
+  AND (r.ended_at, r.instance_id) > (:after_time, :after_id)
+-- oldest]
+
+-- by_end: the order of r by the time of the end
+-- [newest
+ORDER BY r.ended_at DESC, r.instance_id DESC
+-- newest]
+-- [oldest
+ORDER BY r.ended_at, r.instance_id
+-- oldest]
+
+-- list_ended: one page of the instances that have ended, by the time of the end
+-- Part `most`: only so many of the first are looked at. Parts `longest` and `shortest`: by the seconds from start to end, of those that
+-- ended last.
+-- include columns
+FROM (
+    SELECT r.instance_id, r.ended_at FROM ended_executions AS r INDEXED BY ended_instances
+    WHERE r.is_last
+-- [all
+-- include past
+-- all]
+-- include by_end
+-- [most
+    LIMIT :most
+-- most]
+) AS r
+CROSS JOIN instances AS i ON i.instance_id = r.instance_id
+LEFT JOIN suspensions AS s ON i.status = 'suspended' AND s.instance_id = i.instance_id
+WHERE i.status IN ('completed', 'failed', 'cancelled')
+-- [session_id
+  AND i.session_id = :session_id
+-- session_id]
+-- [parent_id
+  AND i.parent_id = :parent_id
+-- parent_id]
+-- [created_since
+  AND i.created_at >= :created_since
+-- created_since]
+-- [created_before
+  AND i.created_at < :created_before
+-- created_before]
+-- include conditions
+-- [most
+-- include past
+-- most]
+-- [by_end
+-- include by_end
+-- by_end]
+-- [longest
+ORDER BY r.ended_at - coalesce(i.starts_at, i.created_at) DESC, i.instance_id DESC
+-- longest]
+-- [shortest
+ORDER BY r.ended_at - coalesce(i.starts_at, i.created_at), i.instance_id
+-- shortest]
+LIMIT :limit;
 
 -- labelled: one page of the instances of one phase that have a label
 -- Other labels are looked up at the same place in their index, before an instance is read. Part `slim` counts those whose place

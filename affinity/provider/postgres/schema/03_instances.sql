@@ -90,7 +90,7 @@ CREATE TABLE ended_executions (
     ended_at timestamptz NOT NULL,
     PRIMARY KEY (instance_id, execution_id)
 );
-CREATE INDEX ended_instances ON ended_executions (ended_at) WHERE is_last;
+CREATE INDEX ended_instances ON ended_executions (ended_at, instance_id) WHERE is_last;
 CREATE INDEX ended_histories ON ended_executions (ended_at) WHERE NOT is_last;
 
 -- Instances of the statuses that few of them have, for listings. A table, since an index of `instances` with the status

@@ -110,6 +110,50 @@ class LabelRules(Rules):
                         counts = await counted(a, size, labels=GOLD, most=most)
                         assert sum(counts.values()) == min(most, 12), (most, size, counts)
 
+    async def test_a_listing_by_the_end_has_what_has_ended(self, cluster: Cluster) -> None:
+        """Ordered by the time of the end, page by page, also among ends of one moment; ordered by duration, of those
+        that ended last; a restarted instance has not ended (contract: InstanceFilter.order).
+        """
+        a = await cluster.worker("a")
+        owned = {}
+        for name in ("slow", "quick", "other", "again", "opens"):
+            owned[name] = await a.own(name, labels=ACME if name != "other" else GOLD)
+            await cluster.advance(10)
+        for name in ("opens", "quick", "other", "slow", "again"):
+            status: InstanceStatus = "failed" if name in {"opens", "other"} else "completed"
+            await a.commit_one(owned[name], update=InstanceUpdate(status=status))
+            await cluster.advance(0 if name == "quick" else 5)
+        new = new_instance("again")
+        assert [*await a.provider.restart_instance([Restart(new=new, ended=owned["again"].generation)])] == [True]
+        order = await listed(a, order="ended")
+        assert (order[0], {*order[1:3]}, order[3:]) == ("slow", {"quick", "other"}, ["opens"])
+        assert await paged(a, order="ended") == order
+        assert await paged(a, order="ended", oldest_first=True) == order[::-1]
+        for most in (1, 2, 3, 9):
+            assert await paged(a, order="ended", most=most) == order[:most]
+            assert await paged(a, order="ended", most=most, oldest_first=True) == order[::-1][:most]
+        assert await listed(a, order="ended", most=3, status=["failed"]) == ["other"]
+        assert await listed(a, order="ended", status=["failed"], labels=ACME) == ["other", "opens"]
+        assert await listed(a, order="ended", status=["failed"], labels=GOLD) == ["other"]
+        assert await listed(a, order="ended", status=["running", "suspended"]) == []
+        assert await listed(a, order="ended", session_id="none") == []
+        assert await listed(a, order="duration", most=9) == ["slow", "quick", "other", "opens"]
+        assert await listed(a, order="duration", most=9, oldest_first=True) == ["opens", "other", "quick", "slow"]
+        assert await listed(a, order="duration", most=1) == ["slow"]
+
+    async def test_a_listing_by_the_ending_of_names(self, cluster: Cluster) -> None:
+        """With one ending, or without any of several; counts have the same conditions (contract:
+        InstanceFilter.name_suffix, InstanceFilter.without_suffix).
+        """
+        a = await cluster.worker("a")
+        named = {"c": "chat.conversation", "f": "flow", "%": "conversation", "s": "x.chat"}
+        await a.provider.create_instance([new_instance(key, name=name, labels=ACME) for key, name in named.items()])
+        for labels in ({}, ACME):
+            assert await listed(a, labels=labels, name_suffix=".conversation") == ["c"]
+            assert await listed(a, labels=labels, name_suffix="%") == []
+            assert sorted(await listed(a, labels=labels, without_suffix=[".conversation", "low"])) == ["%", "s"]
+            assert await counted(a, 10, labels=labels, without_suffix=[".conversation", "low"]) == {"pending": 2}
+
     async def test_labels_combine_with_a_parent_and_a_session(self, cluster: Cluster) -> None:
         """All conditions must hold (contract: InstanceFilter.labels)."""
         a = await cluster.worker("a")
@@ -278,7 +322,8 @@ async def paged(peer: Peer, **where: Any) -> list[str]:
     after = None
     while rows := await peer.provider.list_instances(InstanceFilter(**where, after=after), 2):
         seen += rows
-        after = (rows[-1].created_at, rows[-1].instance_id)
+        at = rows[-1].updated_at if where.get("order") == "ended" else rows[-1].created_at
+        after = (at, rows[-1].instance_id)
     return [row.instance_id for row in seen]
 
 
