@@ -26,7 +26,7 @@ from affinity.console.pages.base import (
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.rendering import counted
 from affinity.conversation.kinds import name_conditions
-from affinity.errors import InvalidInput
+from affinity.errors import InvalidInput, PayloadUnreadable
 from affinity.limits import SCRAPE_COUNT
 from affinity.provider.contract import FINISHED, RARE_STATUSES, InstanceStatus
 
@@ -208,12 +208,16 @@ async def reset(client: Client, query: Query, payloads: Payloads) -> dict[str, A
     instance_id, event = required(query, "id"), number(query, "event")
     if event is None:
         raise InvalidInput("name the last event that counts")
-    preview = await client.preview_reset(instance_id, to_event=event)
+    try:
+        preview = await client.preview_reset(instance_id, to_event=event)
+    except PayloadUnreadable as error:
+        return {"instance": await client.status(instance_id), "event": event, "unreadable": str(error)}
     dropped = await _events(client, instance_id, preview.kept)
     return {
         "instance": await client.status(instance_id),
         "event": event,
         "preview": preview,
+        "unreadable": "",
         "dropped": [_event(each, payloads) for each in dropped],
         "later": preview.event_count - preview.kept - len(dropped),
     }

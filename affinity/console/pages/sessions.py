@@ -13,9 +13,16 @@ from affinity.console.pages.base import ROWS, Query, given, label_of, number, re
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.strip import strip_of
 from affinity.conversation import ConversationInfo
-from affinity.errors import InvalidOptions, SessionLoadFailed, SessionNotFound, UnknownConversation, UnknownInstance
+from affinity.errors import (
+    InvalidOptions,
+    PayloadUnreadable,
+    SessionLoadFailed,
+    SessionNotFound,
+    UnknownConversation,
+    UnknownInstance,
+)
 from affinity.provider.contract import SessionInfo
-from affinity.records import SessionFilter, SessionRecord
+from affinity.records import SessionFilter, SessionRecord, SessionSummary
 from affinity.session import RESOURCE_LABEL, readable
 
 EXPORT: Final = "session.jsonl"
@@ -68,7 +75,7 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         own = await client.status(session_id)
     with suppress(UnknownConversation, InvalidOptions):  # the provider of this database may keep none
         conversation = await client.get_conversation(session_id)
-    record = await client.session_store.load(session_id)
+    record, unreadable = await _load(client, session_id)
     uses = await client.session_uses(session_id, limit=ROWS)
     started = (await client.list_instances(session_id=session_id).page(limit=ROWS)).items
     is_session = bool(life or record or own or conversation or uses)
@@ -81,7 +88,9 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "conversation": conversation,
         "strip": None if life is None else strip_of(life),
         "record": record,
-        "state": None if record is None else _state(record, payloads),
+        "size": 0 if record is None else _size(record),
+        "state": _state(record, payloads) if isinstance(record, SessionRecord) else None,
+        "unreadable": unreadable,
         "exported": payloads.has(EXPORT),
         "label": RESOURCE_LABEL,
         "resources": {} if record is None else _resources(record),
@@ -92,6 +101,19 @@ async def session(client: Client, query: Query, payloads: Payloads) -> dict[str,
         "is_only_named": not is_session,
         "workers": [one for one in (await client.load()).workers if not one.draining],
     }
+
+
+async def _load(client: Client, session_id: str) -> tuple[SessionRecord | SessionSummary | None, str]:
+    """The record; without its state if that cannot be decoded, and why."""
+    try:
+        return await client.session_store.load(session_id), ""
+    except PayloadUnreadable as error:
+        rows = await client.session_store.ancestors(session_id, 1)
+        return next((row for row in rows if row.session_id == session_id), None), str(error)
+
+
+def _size(record: SessionRecord | SessionSummary) -> int:
+    return record.size if isinstance(record, SessionSummary) else len(record.state)
 
 
 def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
@@ -105,6 +127,6 @@ def _state(record: SessionRecord, payloads: Payloads) -> Payload | None:
     return None
 
 
-def _resources(record: SessionRecord) -> dict[str, str]:
+def _resources(record: SessionRecord | SessionSummary) -> dict[str, str]:
     """The labels that name what it uses and that outlives a process, with the ids."""
     return {label: value for label, value in record.metadata.labels.items() if label.startswith(RESOURCE_LABEL)}

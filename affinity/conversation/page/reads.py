@@ -27,16 +27,26 @@ from affinity.conversation import (
     ToolResult,
     ToolStarted,
     ToolUse,
+    UnknownEvent,
 )
 from affinity.conversation.client import ConversationCalls, ConversationInfo, info_of
-from affinity.conversation.events import EventTypes, JournalEvent
+from affinity.conversation.events import EventTypes, JournalEvent, SpanError
 from affinity.conversation.inbox import PendingRequest
-from affinity.conversation.journal import ConversationStatus, JournalFilter, JournalPage, JournalQuery, StreamCursor
+from affinity.conversation.journal import (
+    ConversationStatus,
+    JournalFilter,
+    JournalPage,
+    JournalQuery,
+    JournalWake,
+    Revisit,
+    StreamCursor,
+)
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor
 from affinity.conversation.stream import StreamItem, read_part
-from affinity.conversation.views import request_of, revisit_of
-from affinity.errors import UnknownEntry, UnknownInstance
+from affinity.conversation.views import EndedWake, PendingRevisit, request_of, revisit_of, wake_of
+from affinity.errors import PayloadUnreadable, UnknownEntry, UnknownInstance
+from affinity.records import copied
 
 ENTRIES: Final = 50
 """Entries on a page."""
@@ -64,7 +74,19 @@ MESSAGES: Final = 5
 
 _MESSAGES: Final = frozenset({"user.message", "agent.message"})
 _ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_use": "result"}
-TYPES: Final = EventTypes()
+
+
+class _ShownTypes(EventTypes):
+    """The built-in kinds. An event that cannot be decoded says why, in place of its fields."""
+
+    def decode(self, kind: str, payload: str) -> JournalEvent:
+        try:
+            return super().decode(kind, payload)
+        except PayloadUnreadable as error:
+            return UnknownEvent(kind=kind, data={"unreadable": str(error)})
+
+
+TYPES: Final = _ShownTypes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +140,11 @@ class ForkRow:
     info: ConversationInfo | None = None  # of conversations that are not ancestors
 
 
-def handle_of(client: ConversationCalls, conversation_id: str, kind: str) -> ConversationHandle:
+def handle_of(
+    client: ConversationCalls, conversation_id: str, kind: str, *, types: EventTypes = TYPES
+) -> ConversationHandle:
     """Return the handle of a conversation without the code of its kind."""
-    spec = ConversationKind(name=kind, types=TYPES, limits=ConversationLimits())
+    spec = ConversationKind(name=kind, types=types, limits=ConversationLimits())
     return ConversationHandle(client, spec, conversation_id)
 
 
@@ -183,16 +207,39 @@ async def conversation(client: ConversationCalls, query: Query, payloads: Payloa
                 payloads.text("revisit", found.kind, revisit.reason) if revisit.reason else "",
                 payloads.show(f"revisit-{revisit.key}", "revisit", found.kind, revisit.note),
             )
-            for revisit in map(revisit_of, work.revisits if work else ())
+            for revisit in map(_revisit, work.revisits if work else ())
         ],
-        "usage": await talk.usage() if counted else None,
+        "usage": await _usage(client, found) if counted else None,
         "wakes": [
             (ended, "" if ended.error is None else payloads.text("error", ended.error.type, ended.error.message))
-            for ended in await talk.wakes(newest_first=True, limit=10)
+            for ended in map(_ended, await client.journals.wakes(found.conversation_id, newest_first=True, limit=10))
         ],
         "children": (await client.list_conversations(parent=found.conversation_id).page(limit=ROWS)).items,
         "forks": await _forks(client, [own, *ancestors]),
     }
+
+
+def _revisit(row: Revisit) -> PendingRevisit:
+    """Return a later wake; a note that cannot be decoded says why."""
+    try:
+        return revisit_of(row)
+    except PayloadUnreadable as error:
+        return copied(PendingRevisit, row, note=f"({error})")
+
+
+def _ended(row: JournalWake) -> EndedWake:
+    """Return an attempt of a wake; an error that cannot be decoded says why."""
+    try:
+        return wake_of(row)
+    except PayloadUnreadable as error:
+        return copied(EndedWake, row, error=SpanError(type="error", message=f"({error})"))
+
+
+async def _usage(client: ConversationCalls, found: ConversationInfo) -> Mapping[str, int] | None:
+    """Return the usage of a conversation; None: an entry that may have one cannot be decoded."""
+    with suppress(PayloadUnreadable):
+        return await handle_of(client, found.conversation_id, found.kind, types=EventTypes()).usage()
+    return None
 
 
 async def _sentence(talk: ConversationHandle, payloads: Payloads) -> str:
@@ -260,7 +307,10 @@ async def _streamed(client: ConversationCalls, conversation_id: str, payloads: P
     page = await client.journals.read(query)
     if page is None or not page.stream:
         return None
-    text = "".join([part_text(read_part(part)) for part in page.stream])
+    try:
+        text = "".join([part_text(read_part(part)) for part in page.stream])
+    except PayloadUnreadable as error:
+        text = f"({error})"
     return payloads.show("stream", "stream", page.kind, text)
 
 
@@ -327,8 +377,8 @@ async def wake(client: ConversationCalls, query: Query, payloads: Payloads) -> d
     entries = await talk.history(wake=wake_id, limit=MAX_TRACE)
     if not entries:
         raise UnknownEntry(found.conversation_id, f"it has no wake {wake_id!r:.80}")
-    wakes = await talk.wakes(after=entries[0].seq - 1, limit=ROWS)
-    ends = [ended for ended in wakes if ended.wake_id == wake_id]
+    wakes = await client.journals.wakes(found.conversation_id, entries[0].seq - 1, limit=ROWS)
+    ends = [ended for ended in map(_ended, wakes) if ended.wake_id == wake_id]
     lines = _spans(entries)
     instants = [entry.recorded_at for entry in entries]
     return {
