@@ -14,7 +14,7 @@ from affinity.orchestration import events as ev
 from affinity.provider.contract import EventOrigin, InstanceInfo
 from affinity.provider.contract.instances import Generation
 from tests.programs.acts import Seen
-from tests.programs.alone import check_carried, check_runs
+from tests.programs.alone import check_carried, check_labels, check_runs
 from tests.programs.areas.conversations.oracle import behind_an_end
 from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
 from tests.programs.histories import Past, Run
@@ -142,6 +142,23 @@ def test_a_timer_that_fires_early() -> None:
     judge(past(*events, after=[0, 0, 10]))
     with pytest.raises(AssertionError, match="fired after"):
         judge(past(*events, after=[0, 0, 9]))
+
+
+def test_labels_that_no_event_gives() -> None:
+    """A row with others, labels that are set again as they were, and an execution that continues with others."""
+    tea, milk = {"drink": "tea"}, {"drink": "milk"}
+    begun, ended = replace(started(PLAIN), labels=tea), ev.ContinuedAsNew("null")
+    right = past(begun, ev.LabelsSet(milk), ev.OrchestrationCompleted("[]"))
+    right = replace(right, info=replace(right.info, labels=milk))
+    check_labels(right)
+    for wrong, match in (
+        (replace(right, info=replace(right.info, labels=tea)), "and its history"),
+        (changed(right, 2, ev.LabelsSet(tea)), "sets .* again"),
+        (replace(right, runs=[Run(1, (begun, ended), {}), Run(2, right.runs[0].events[2:], {})]), "and its history"),
+        (replace(right, runs=[Run(1, (begun, ended), {}), Run(2, (replace(begun, labels=milk),), {})]), "and had"),
+    ):
+        with pytest.raises(AssertionError, match=match):
+            check_labels(wrong)
 
 
 def test_an_event_that_is_lost_or_doubled() -> None:
