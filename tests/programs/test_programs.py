@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from affinity import App, ConversationHandle, Wake, errors
 from affinity.agent.loop import _Loop
-from affinity.client import waits
+from affinity.client import inspection, waits
+from affinity.client.inspection import filter_of
 from affinity.conversation import lineage
 from affinity.conversation.attempt import Attempt
 from affinity.conversation.kept_state import KeptState
@@ -25,6 +26,7 @@ from affinity.conversation.transfer import Imported
 from affinity.conversation.writing import WakeWriting
 from affinity.errors import ConversationExists
 from affinity.orchestration import codec
+from affinity.orchestration.engine import Execution
 from affinity.testing import Env
 from tests.conftest import Servers
 from tests.programs import calls
@@ -34,7 +36,7 @@ from tests.programs.areas.agents import AgentsPart, Call, Turn
 from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.areas.conversations.script import FOR_GOOD, ConversationScript, Op
 from tests.programs.areas.orchestrations import OrchestrationsPart
-from tests.programs.bodies import Carry, Job
+from tests.programs.bodies import Carry, Job, SetLabels
 from tests.programs.databases import Copies
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.play import Play
@@ -245,6 +247,24 @@ async def test_a_value_that_is_not_what_was_given_is_found(monkeypatch: pytest.M
     program = Program({"orchestrations": OrchestrationsPart((Job(body),))}, options=Options(cached_instances=0))
     found = r"values were not read .*Part\("
     await _find(program, monkeypatch, found, codec, "find_loss", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("found", "broken"),
+    [
+        ("begins with {}, and had {'tenant': 'acme'}", (Execution, "labels", property(lambda _: None))),
+        (
+            "by {'tenant': 'acme'}: .*, not ",
+            (inspection, "filter_of", lambda where, *of: filter_of({**where, "labels": {}}, *of)),
+        ),
+    ],
+)
+async def test_labels_that_are_lost_are_found(
+    monkeypatch: pytest.MonkeyPatch, found: str, broken: tuple[Any, ...]
+) -> None:
+    """By an execution that continues another one, and by a listing."""
+    part = OrchestrationsPart((Job((SetLabels(1),), rounds=1), Job(())))
+    await _find(Program({"orchestrations": part}), monkeypatch, found, *broken)
 
 
 async def test_results_of_calls_with_equal_ids_that_are_swapped_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
