@@ -422,6 +422,24 @@ MAX_TREND_NAMES: Final = 200
 MAX_NOTED_ERROR_BYTES: Final = 1024
 """UTF-8 bytes of the last error of an activity that is retried, for display; the final error has `MAX_ERROR_BYTES`."""
 
+FIRST_STACKS: Final = 5
+"""Failed attempts of an activity, from the first on, whose stacks are kept as long as its history."""
+
+LAST_STACKS: Final = 20
+"""And as many of its last ones: what is retried for days has the same stack again and again."""
+
+FAILURE_RETENTION_SECONDS: Final = 2 * 86_400.0
+"""How long failures without a stack are kept: twice the longest time of a page of errors."""
+
+MAX_FAILURE_SECONDS: Final = 86_400.0
+"""The longest time for which failures are listed and counted: a day."""
+
+MAX_FAILURE_GROUPS: Final = 1000
+"""Groups of failures, by name and class, that are looked at to find those with the most."""
+
+MAX_FAILURES_SEARCHED: Final = 10_000
+"""Failures whose texts one search looks at, newest first: no index has these texts, which may be encrypted."""
+
 
 def fair_share(waiting: int, workers: int) -> int:
     """How many of the ``waiting`` items without a holder one fetch takes while ``workers`` poll: a burst is split among

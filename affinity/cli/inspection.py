@@ -11,14 +11,14 @@ import click
 from affinity.cli.files import written
 from affinity.cli.filters import labels_line, of_status, selected
 from affinity.cli.instances import error_details
-from affinity.cli.output import cell, clock, compact, counted, pairs, printable, seconds, table
+from affinity.cli.output import cell, clock, compact, counted, pairs, printable, relative, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
 from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
-from affinity.provider.contract import InstanceSize
+from affinity.provider.contract import FailureRecord, InstanceSize
 
 _MAX_LINES: Final = 20
 """Lines at most; ``--json`` shows more."""
@@ -49,28 +49,30 @@ class _Shown(NamedTuple):
     activities: Sequence[Activity] = ()
     refused: Sequence[HistoryRecord] = ()
     waits_for: Explanation | None = None
+    failed_attempts: Sequence[FailureRecord] = ()
 
 
 @command()
 @click.argument("instance_id", metavar="ID")
-@click.option("--stack", is_flag=True, help="Also the stack of its error. (--json has it always.)")
+@click.option("--stack", is_flag=True, help="Also the stacks of its error and of failed attempts. (--json has them.)")
 def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, values, owner, size.
 
     Until it ends, also the reason why it waits, in one sentence; its activities: running, waiting, or retried, when and
-    after which error; and events that do not fit its waits. With --stack, also where the error of a failed one was
-    raised.
+    after which error; and events that do not fit its waits. Also the last failed attempts of its activities. With
+    --stack, also where these errors, and the error of a failed instance, were raised.
     """
 
     async def read(client: Client) -> _Shown:
         about = await client.status(instance_id), await client.values(instance_id), await client.measure(instance_id)
+        failed = await client.failed_attempts(instance_id, execution_id=about[0].execution_id)
         if about[0].finished:
-            return _Shown(*about)
+            return _Shown(*about, failed_attempts=failed)
         activities, refused = await client.activities_and_refusals(instance_id)
         shown = [each for each in activities if not each.finished or each.status == "ended"]
-        return _Shown(*about, shown, refused, await client.explain(instance_id))
+        return _Shown(*about, shown, refused, await client.explain(instance_id), failed)
 
-    instance, values, size, activities, refused, waits_for = with_client(shell, read)
+    instance, values, size, activities, refused, waits_for, failed = with_client(shell, read)
     document = {
         **asdict(instance),
         "error_details": error_details(instance),
@@ -79,6 +81,7 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
         "activities": activities,
         "refused_events": refused,
         "waits_for": waits_for,
+        "failed_attempts": failed,
     }
     why = ("waits for", None if waits_for is None else waits_for.sentence)
     set_values = [(f"value {key}", compact(value)) for key, value in values.items()]
@@ -89,9 +92,13 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
         why,
         *_activity_lines(activities),
         *map(_refusal, refused),
+        *_failed_lines(failed),
     ]
     shell.show(document, lambda: pairs(lines))
     if stack and not shell.as_json:
+        for one in failed[-_MAX_LINES:]:
+            if one.stack is not None:
+                click.echo(f"\nattempt {one.attempt} of {one.name}:\n{printable(one.stack)}")
         click.echo("\n" + (printable(instance.error_stack) or "no stack is recorded"))
 
 
@@ -102,6 +109,17 @@ def _sizes(size: InstanceSize) -> list[tuple[str, object]]:
         ("history", kept),
         *(("queue", f"{counted(number, what)}, {number_of:,} bytes") for number, what, number_of in queued if number),
     ]
+
+
+def _failed_lines(failed: Sequence[FailureRecord]) -> list[tuple[str, object]]:
+    """Failed attempts as lines, the last ones."""
+    lines: list[tuple[str, object]] = []
+    if len(failed) > _MAX_LINES:
+        lines.append(("failed attempts", f"{len(failed) - _MAX_LINES} earlier ones: see --json"))
+    for one in failed[-_MAX_LINES:]:
+        text = f"{one.name}, attempt {one.attempt}, {relative(one.failed_at)}: {one.error}"
+        lines.append((f"failed attempt of {one.activity_id}", text))
+    return lines
 
 
 def _refusal(event: HistoryRecord) -> tuple[str, object]:

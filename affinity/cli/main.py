@@ -33,6 +33,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
         "executions": ("inspection.executions", "Show the executions of an instance."),
         "stats": ("inspection.stats", "Show how much there is to do."),
+        "errors": ("errors.errors", "Show what fails most, and search in the texts of errors."),
         "trends": ("affinity.trends.command.trends", "Show starts, ends, retries, waits and durations over time."),
         "workers": ("cluster.workers", "Show the workers."),
         "audit": ("affinity.audit.command.audit", "Show who did what."),

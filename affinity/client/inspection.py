@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack, cast, get_
 import anyio
 
 from affinity.client.activities import Activity, ActivityList
-from affinity.client.background import ClientBase
 from affinity.client.calls import retry, unknown_instance
 from affinity.client.conditions import conditions_of
 from affinity.client.exports import document_parts, keep_named_blobs
+from affinity.client.failures import FailureCalls
 from affinity.client.moves import follow_moves
 from affinity.client.views import (
     ExecutionSummary,
@@ -170,7 +170,7 @@ def filter_of(where: Mapping[str, Any], conditions: type = InstanceSelection) ->
     return InstanceFilter(**checked, order=order, oldest_first=not sort.startswith("-"))
 
 
-class Inspection(ClientBase):
+class Inspection(FailureCalls):
     """Calls that show instances, sessions and workers."""
 
     # -- instances

@@ -237,6 +237,14 @@ class Execution:
         outstanding = self._scheduler.outstanding.items()
         return {i: f.scheduled for i, f in outstanding if isinstance(f, ActivityFuture) and f.scheduled}
 
+    def failed_name(self, schedule_id: int) -> str:
+        """Return the name of an activity that has failed.
+
+        Raises:
+            KeyError: the event scheduled none that has.
+        """
+        return self._scheduler.failed[schedule_id]
+
     def child_id(self, schedule_id: int) -> str:
         """Return the instance id of a sub-orchestration that this execution has scheduled, ended or not.
 

@@ -240,6 +240,7 @@ class ActivityFuture(CommandFuture[T]):
             self._settle_decoded(self._codec, event.result)
         else:
             error_class = _ACTIVITY_ERRORS.get(event.kind, errors.ActivityFailed)
+            self._scheduler.failed[event.schedule_id] = self._name
             self.settle(error=error_class(self._name, event.error_type, event.message, event.details, event.stack))
 
     def cancellation(self) -> ev.Command:

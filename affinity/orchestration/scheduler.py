@@ -73,6 +73,7 @@ class Scheduler:
         "current",
         "custom_status",
         "execution_id",
+        "failed",
         "headers",
         "held",
         "history",
@@ -112,6 +113,8 @@ class Scheduler:
         """Requests of the code since it last waited, in order."""
         self.outstanding: dict[int, CommandFuture[Any]] = {}
         """Scheduled and not settled, by event id."""
+        self.failed: dict[int, str] = {}
+        """Names of the activities that have failed, by event id."""
         self.held: dict[int, ev.Hold] = {}
         """Sessions held by waits that are not settled, by the event id of the wait."""
         self.watched: set[str] = set()

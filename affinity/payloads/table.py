@@ -158,7 +158,15 @@ _KERNEL: Final = PayloadPart(
         c.WorkAck: Record(scope="lock.key.instance_id", fields={"message": _MESSAGE}),
         c.WorkAbandon: Record(
             scope="lock.key.instance_id",
-            fields={"error": Encoded("text", "worker_queue.last_error", name="last_error")},
+            fields={
+                "error": Encoded("text", "worker_queue.last_error failures.error", name="last_error"),
+                "stack": Encoded("text", "failures.stack", name="stack"),
+            },
+        ),
+        c.NewFailure: Record(fields={"error": Encoded("text", "failures.error", name="last_error")}),
+        c.FailureRecord: Record(
+            scope="instance_id",
+            fields={"error": Encoded("text", name="last_error"), "stack": Encoded("text", name="stack")},
         ),
         c.WorkItemInfo: Record(scope="key.instance_id", fields={"last_error": Encoded("text", name="last_error")}),
         SessionState: Record(
@@ -177,7 +185,8 @@ _KERNEL: Final = PayloadPart(
     },
     metadata={
         "an id, by which rows are found and ordered": (
-            "activity_waits.awaited activity_waits.instance_id ended_executions.instance_id history.instance_id "
+            "activity_waits.awaited activity_waits.instance_id ended_executions.instance_id failures.instance_id "
+            "history.instance_id "
             "instance_sizes.instance_id instance_values.instance_id instances.instance_id instances.parent_id "
             "instances.session_id "
             "instances_by_status.instance_id instance_labels.instance_id message_keys.instance_id message_keys.key "
@@ -196,7 +205,8 @@ _KERNEL: Final = PayloadPart(
             "worker_queue.lock_token worker_queue.lock_worker workers.incarnation workers.worker_id"
         ),
         "words of affinity": (
-            "counters.name granted_roles.kind instances.status instances_by_status.status instance_labels.phase "
+            "counters.name failures.kind granted_roles.kind instances.status instances_by_status.status "
+            "instance_labels.phase "
             "orchestrator_queue.route rounds.name session_moves.reason session_states.encoding "
             "session_states.turn sessions.freed_by sessions.next_reason sweeps.queued_route worker_queue.route"
         ),
@@ -213,7 +223,8 @@ _KERNEL: Final = PayloadPart(
         ),
         "names, keys and numbers of limits": "instances.gate parked_items.gate worker_queue.gate",
         "names and versions of code, and classes of errors": (
-            "instances.name instances.version migrations.release parked_items.name resources.name "
+            "failures.error_type failures.name instances.name instances.version migrations.release parked_items.name "
+            "resources.name "
             "session_states.kind suspensions.code suspensions.error_type suspensions.tried worker_queue.name "
             "worker_queue.needs workers.app workers.code_version workers.interfaces workers.registered"
         ),

@@ -15,16 +15,22 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
+from affinity.limits import MAX_FAILURE_GROUPS, SCRAPE_COUNT
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
     ExecutionInfo,
+    FailureFilter,
+    FailureGroup,
+    FailureGroups,
+    FailureRecord,
     FleetLoad,
     InstanceCounts,
     InstanceInfo,
     InstanceStatus,
     KeyState,
     MatchingCounts,
+    NewFailure,
     NewWorkItem,
     RegisteredCode,
     SessionInfo,
@@ -34,6 +40,7 @@ from affinity.provider.contract import (
     Suspension,
     Token,
     TreeMember,
+    Turn,
     WorkerIdentity,
     WorkerInfo,
     WorkerLoad,
@@ -126,6 +133,52 @@ def to_status_counts(row: Columns, limit: int) -> StatusCounts:
         counts={status: min(number, limit) for status, number in found.items()},
         at_least=[status for status, number in found.items() if number > limit or unsure.get(status)],
     )
+
+
+to_failure: Final = partial(to_record, FailureRecord)
+
+
+def failure_row(turn: Turn, failure: NewFailure) -> Columns:
+    """Return the columns of a failure of a turn, without its time."""
+    kind = "activity" if failure.activity_id else "orchestration"
+    key = (turn.instance_id, turn.execution_id, failure.activity_id, failure.attempt)
+    return (*key, kind, failure.name, failure.error_type, failure.error)
+
+
+def failure_conditions(where: FailureFilter) -> tuple[frozenset[str], dict[str, Any]]:
+    """Return the parts of a listing's statement, and the values that they need."""
+    given: dict[str, Any] = {}
+    parts = {name for name in ("kind", "error_type", "after") if getattr(where, name) is not None}
+    if "kind" in parts:
+        given |= {"kind": where.kind, "name": where.name}
+    if "error_type" in parts:
+        given["error_type"] = where.error_type
+    if where.after is not None:
+        at, *place = where.after
+        names = ("after_instance", "after_execution", "after_activity", "after_attempt")
+        given |= {"at": at, **dict(zip(names, place, strict=True))}
+    return frozenset(parts), given
+
+
+def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, time: Time) -> FailureGroups:
+    """Return the groups that have failures, from the columns of the statements ``groups`` and ``measure``."""
+    found = [
+        FailureGroup(
+            kind=kind,
+            name=name,
+            error_type=error_type,
+            count=min(number, SCRAPE_COUNT),
+            instances=instances,
+            is_cut=number > SCRAPE_COUNT,
+            first_at=time(first_at),
+            last_at=time(last_at),
+        )
+        for kind, name, error_type, number, instances, first_at, last_at in rows
+        if number
+    ]
+    found.sort(key=lambda group: (group.count, group.last_at), reverse=True)
+    is_cut = len(found) > limit or len(rows) >= MAX_FAILURE_GROUPS
+    return FailureGroups(now=now, groups=found[:limit], is_cut=is_cut)
 
 
 def to_matching_counts(rows: Sequence[Columns], limit: int, time: Time) -> MatchingCounts:

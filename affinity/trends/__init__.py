@@ -7,7 +7,7 @@
 * ``store``: the tables, verbs and their contract.
 
 Nothing is counted where it happens. Every ten seconds one worker counts the rows that were written since: instances by
-the time of their start and of their end, and failed attempts of activities, which a trigger keeps.
+the time of their start and of their end, and failed attempts of activities.
 """
 
 import importlib

@@ -20,7 +20,7 @@ class TrendOptions(GuestOptions):
         le=MAX_TREND_RETENTION_SECONDS,
         allow_inf_nan=False,
     )
-    """How long the counts of each minute, and failed attempts of activities, are kept: an hour to 31 days."""
+    """How long the counts of each minute are kept: an hour to 31 days."""
 
     @property
     def retention_of_guests(self) -> Mapping[str, Any]:

@@ -567,7 +567,15 @@ class ActivityRunner:
             )
             self._observe(item.name, "retried")
             self._end(item)
-            self._commits.submit_abandon(WorkAbandon(lock=item.lock, delay=pause, failed=True, error=_noted(error)))
+            given = WorkAbandon(
+                lock=item.lock,
+                delay=pause,
+                failed=True,
+                error=_noted(error),
+                error_type=describe_error(error)[0],
+                stack=stack_of(error) or None,
+            )
+            self._commits.submit_abandon(given)
             return
         if isinstance(error, errors.ActivityTimeout):
             timeout = RecordedError(error.error_type, error.message, None, stack_of(error))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from affinity.limits import MAX_BATCH
+from affinity.limits import FAILURE_RETENTION_SECONDS, MAX_BATCH
 from affinity.orchestration import KernelApp
 from affinity.orchestration.app import HasFunctions
 from affinity.provider.contract import Retention, Sweep, WaitFailure, WorkItem
@@ -162,6 +162,7 @@ class Maintenance(WorkerPart):
                 instances=options.instance_retention,
                 histories=options.history_retention,
                 moves=options.session_move_retention,
+                failures=FAILURE_RETENTION_SECONDS,
                 records=options.record_retention,
                 guests=options.retention_of_guests,
             ),

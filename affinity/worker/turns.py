@@ -10,6 +10,7 @@ from pydantic_core import to_json
 
 from affinity.errors import ErrorDetails, details_document
 from affinity.headers import Headers
+from affinity.limits import MAX_NOTED_ERROR_BYTES, truncate
 from affinity.orchestration import events as ev
 from affinity.orchestration.engine import Execution, Step
 from affinity.orchestration.gates import gate_of
@@ -27,6 +28,7 @@ from affinity.provider.contract import (
     Generation,
     InstanceUpdate,
     MessageReply,
+    NewFailure,
     NewInstance,
     NewMessage,
     NewWorkItem,
@@ -73,7 +75,7 @@ class TurnPlacement:
 ANY_WORK: Final = TurnPlacement()
 
 _WITHOUT_ROWS: Final = (
-    ev.INPUTS
+    (ev.INPUTS - {ev.ActivityFailed})
     | ev.OUTCOMES
     | {ev.EventAwaited, ev.EventAwaitCancelled, ev.EventRefused, ev.EventAccepted}
     | {ev.GuidCreated, ev.TimeRead, ev.ValueRead}
@@ -94,6 +96,7 @@ class _OtherRows:
     replies: list[MessageReply] = field(default_factory=list)
     values: list[ValueWrite] = field(default_factory=list)
     labels: Labels | None = None
+    failures: list[NewFailure] = field(default_factory=list)
 
 
 @frozen()
@@ -189,7 +192,7 @@ def build_turn(
     )
     does_more = bool(outcome is not None or others or step.holds or step.ended_holds)
     if does_more:
-        rows = _other_rows(execution, generation, others, outcome, contexts, headers=step.headers)
+        rows = _other_rows(execution, generation, others, outcome, contexts, headers=step.headers, runs=runs)
         holds = [SessionHold(hold.session_id, event_id, hold.seconds) for event_id, hold in step.holds.items()]
         turn = replace(turn, holds=holds, ended_holds=step.ended_holds, **vars(rows))
     sent = [event for _, event in others if type(event) is ev.EventSent]
@@ -267,9 +270,16 @@ def _other_rows(
     contexts: TurnContexts,
     *,
     headers: Mapping[int, Headers],
+    runs: Mapping[int, ActivityRun],
 ) -> _OtherRows:
     rows = _OtherRows()
     for event_id, event in events:
+        if isinstance(event, ev.ActivityFailed):
+            run = runs.get(event_id)
+            rows.failures.append(
+                _failure(event, execution.failed_name(event.schedule_id), event.schedule_id, run.attempt if run else 1)
+            )
+            continue
         _add_rows(rows, execution, generation, event_id, event, sent=_Sent(contexts.work, headers.get(event_id)))
     if outcome is not None:
         _add_outcome(rows, execution, outcome, contexts.execution)
@@ -377,6 +387,13 @@ def _detached(event: ev.DetachedStarted, sent: _Sent) -> NewInstance:
     )
 
 
+def _failure(
+    event: ev.ActivityFailed | ev.OrchestrationFailed, name: str, activity_id: int = 0, attempt: int = 0
+) -> NewFailure:
+    text = truncate(f"{event.error_type}: {event.message}", MAX_NOTED_ERROR_BYTES)
+    return NewFailure(activity_id, name, event.error_type, text, attempt)
+
+
 def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome, trace: str | None) -> None:
     if isinstance(outcome, ev.ContinuedAsNew):
         again = ev.OrchestrationStarted(
@@ -396,6 +413,8 @@ def _add_outcome(rows: _OtherRows, execution: Execution, outcome: ev.Outcome, tr
         rows.messages.append(NewMessage(instance_id=execution.instance_id, payload=message))
         return
     rows.watches.clear()  # the instance ends
+    if isinstance(outcome, ev.OrchestrationFailed):
+        rows.failures.append(_failure(outcome, execution.name))
     if (parent := execution.parent) is not None:
         rows.messages.append(_to_parent(parent, _answer(parent.schedule_id, outcome)))
 

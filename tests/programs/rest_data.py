@@ -461,11 +461,11 @@ def _trends(db: Tables) -> Iterator[str]:
     yield from (f"{place}: {dict(found)}" for place, found in sums.items() if any(found.values()))
 
 
-@RULES.of("failed_attempts")
-def _failed_attempts(db: Tables) -> Iterator[str]:
+@RULES.of("failures")
+def _failures(db: Tables) -> Iterator[str]:
     """Of instances that there are."""
     known = {row["instance_id"] for row in db.rows["instances"]}
-    yield from (f"{dict(row)}" for row in db.rows["failed_attempts"] if row["instance_id"] not in known)
+    yield from (f"{dict(row)}" for row in db.rows["failures"] if row["instance_id"] not in known)
 
 
 @RULES.of("sqlite_sequence")

@@ -254,6 +254,7 @@ whose workers have died since the sweep before.
 """
 
 IN_PARTS = {
+    "shown",
     "list_states",
     "instances",
     "labelled",

@@ -53,6 +53,12 @@ TABLES: Final[Sequence[PayloadTable]] = (
     PayloadTable("instance_values", ["value"], [_INSTANCE, ("key", "text")]),
     PayloadTable("suspensions", ["message"], [_INSTANCE]),
     PayloadTable("session_states", ["state"], [("session_id", "text")], is_binary=True),
+    PayloadTable(
+        "failures",
+        ["error", "stack"],
+        [_INSTANCE, _EXECUTION, ("activity_id", "integer"), ("attempt", "integer")],
+        ["id"],
+    ),
     PayloadTable("history", ["event"], [_INSTANCE, _EXECUTION, ("event_id", "integer")]),
     PayloadTable("audit", ["details"], [("at", "timestamptz"), ("entry_id", "bigint")], ["entry_id"]),
     PayloadTable("exported_blobs", ["digest"], [("digest", "text")]),

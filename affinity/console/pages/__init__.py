@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 
 from affinity.composed.client import Client
-from affinity.console.pages import instances, overview, sessions, workers
+from affinity.console.pages import errors, instances, overview, sessions, workers
 from affinity.console.pages.base import Page, Waiting
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
@@ -24,12 +24,13 @@ _PAGES = {
             waiting=instances.suspended,
             several=["status"],
         ),
+        Page("/errors", "Errors", "errors.html", errors.errors),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/reset", "Reset", "reset.html", instances.reset),
     )
 }
 
-_FIRST = ("/", "/instances", "/sessions", "/workers")
+_FIRST = ("/", "/instances", "/errors", "/sessions", "/workers")
 
 
 @cache

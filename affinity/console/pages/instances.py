@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -28,13 +30,16 @@ from affinity.console.rendering import counted
 from affinity.conversation.kinds import name_conditions
 from affinity.errors import InvalidInput, PayloadUnreadable
 from affinity.limits import SCRAPE_COUNT
-from affinity.provider.contract import FINISHED, RARE_STATUSES, InstanceStatus
+from affinity.provider.contract import FINISHED, RARE_STATUSES, FailureRecord, InstanceStatus
 
 EVENTS: Final = 100
 """Events on a page."""
 
 MAX_READ: Final = 2_000
 """Events of an instance whose time axis is shown: it is made from its history."""
+
+MAX_ATTEMPTS: Final = 10
+"""The last failed attempts of one activity on a page; and the last activities with some, beside the time axis."""
 
 MAX_MATCHING: Final = 1_000
 """Instances that one action on a list changes."""
@@ -165,12 +170,18 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
     events = await _events(client, instance_id, after) if listed is None else listed[after : after + EVENTS]
     tree = await client.tree(instance_id, limit=ROWS)
     values = await client.values(instance_id)
+    gantt = None if whole is None else await _gantt(client, found, whole, only_failed=only_failed)
+    failed = await client.failed_attempts(instance_id, execution_id=found.execution_id)
+    attempts = _attempts(failed, () if whole is None else whole, payloads)
+    on_axis = set() if gantt is None else {line.event_id for line, _ in gantt.lines}
     return {
         "instance": found,
+        "attempts": attempts,
+        "other_attempts": [key for key in attempts if key not in on_axis][-MAX_ATTEMPTS:],
         "waits_for": waits_for,
         "sentence": "" if waits_for is None else payloads.text("sentence", waits_for.code, waits_for.sentence),
         "only_failed": only_failed,
-        "gantt": None if whole is None else await _gantt(client, found, whole, only_failed=only_failed),
+        "gantt": gantt,
         "most_lines": MAX_LINES,
         "say": payloads.text,
         "is_long": whole is None,
@@ -186,6 +197,39 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
             key: payloads.show(f"value-{n}", "value", key, value) for n, (key, value) in enumerate(values.items())
         },
         **_values(found, whole or await _events(client, instance_id, 0, 10), payloads),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The failed attempts of one activity."""
+
+    name: str
+    last: Sequence[tuple[FailureRecord, Payload]]
+    earlier: int  # that are left out
+
+
+def _attempts(
+    failed: Iterable[FailureRecord], history: Sequence[HistoryRecord], payloads: Payloads
+) -> Mapping[int, Attempts]:
+    """The failed attempts of each activity. The stack of one that was not repeated is in the history."""
+    ended = [each.fields for each in history if each.type == "activity_failed"]
+    stacks = {fields["schedule_id"]: fields.get("stack") for fields in ended}
+    of = defaultdict[int, list[FailureRecord]](list)
+    for each in failed:
+        of[each.activity_id].append(each)
+
+    def show(one: FailureRecord) -> Payload:
+        message = one.error.removeprefix(f"{one.error_type}: ")
+        stack = one.stack if one.is_retried else stacks.get(one.activity_id)
+        error = {"type": one.error_type, "message": message, "stack": stack}
+        return payloads.error(f"attempt-{one.activity_id}-{one.attempt}", one.name, error)
+
+    return {
+        key: Attempts(
+            found[0].name, [(one, show(one)) for one in found[-MAX_ATTEMPTS:]], max(0, len(found) - MAX_ATTEMPTS)
+        )
+        for key, found in sorted(of.items())
     }
 
 

@@ -11,6 +11,7 @@ from affinity.client import code_differences
 from affinity.composed.client import Client
 from affinity.console.chart import chart_of
 from affinity.console.pages.base import Query
+from affinity.console.pages.errors import last_hour
 from affinity.console.pages.workers import state_of
 from affinity.console.payloads import Payloads
 from affinity.console.strip import WIDTH
@@ -48,6 +49,7 @@ async def overview(client: Client, query: Query, payloads: Payloads) -> dict[str
         "suspended": suspended,
         "poisoned": (await client.list_instances(reason=POISONED).page(limit=FEW)).items if suspended else [],
         "failed": (await client.list_instances(status=["failed"]).page(limit=FEW)).items,
+        "errors": await last_hour(client),
         "say": payloads.text,
         **await _conversations(client),
         "cards": await _cards(client),

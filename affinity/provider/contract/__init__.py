@@ -2,10 +2,10 @@
 
 A provider stores opaque payloads and knows nothing of orchestrations or replay. It keeps the tables ``workers``,
 ``sessions``, ``instances``, ``suspensions``, ``history``, ``ended_executions``, ``orchestrator_queue``,
-``message_keys``, ``instance_values``, ``worker_queue``, ``parked_items``, ``session_moves``, ``session_states``,
-``session_holds``, ``session_watches``, ``activity_waits``, ``resources``, ``quotas``, ``timeline`` and
-``database_identity``. It promises exactly the behaviour that the conformance suite (`affinity_conformance.providers`)
-asserts.
+``message_keys``, ``instance_values``, ``failures``, ``worker_queue``, ``parked_items``, ``session_moves``,
+``session_states``, ``session_holds``, ``session_watches``, ``activity_waits``, ``resources``, ``quotas``, ``timeline``
+and ``database_identity``. It promises exactly the behaviour that the conformance suite
+(`affinity_conformance.providers`) asserts.
 
 `Provider` is three protocols: `WorkerProvider` (worker_side.py), `ClientProvider` (client_side.py) and
 `AdministrationProvider` (administration.py); they have `ProviderConnection` (connection.py) in common. The
@@ -100,6 +100,15 @@ from affinity.field_words import show_all_in_help
 from affinity.provider.contract.administration import AdministrationProvider
 from affinity.provider.contract.client_side import ClientProvider
 from affinity.provider.contract.connection import BRIEFLY, ProviderConnection
+from affinity.provider.contract.failures import (
+    FailureFilter,
+    FailureGroup,
+    FailureGroups,
+    FailureKind,
+    FailurePlace,
+    FailureRecord,
+    NewFailure,
+)
 from affinity.provider.contract.hints import ChangeWatch, Hint, HintSource, merge_changes
 from affinity.provider.contract.instances import (
     FINISHED,
@@ -239,6 +248,12 @@ __all__ = [
     "EndedWaits",
     "EventOrigin",
     "ExecutionInfo",
+    "FailureFilter",
+    "FailureGroup",
+    "FailureGroups",
+    "FailureKind",
+    "FailurePlace",
+    "FailureRecord",
     "FetchOptions",
     "FleetLoad",
     "Generation",
@@ -267,6 +282,7 @@ __all__ = [
     "MoveFilter",
     "MoveReason",
     "MoveReport",
+    "NewFailure",
     "NewInstance",
     "NewMessage",
     "NewWorkItem",

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 
 from affinity.provider.contract.connection import ProviderConnection
+from affinity.provider.contract.failures import FailureFilter, FailureGroups, FailureRecord
 from affinity.provider.contract.instances import Deletion, Resumption
 from affinity.provider.contract.management import (
     EventOrigin,
@@ -110,6 +111,23 @@ class AdministrationProvider(ProviderConnection, Protocol):
 
     async def list_work_items(self, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
         """Return the work items of an instance, oldest activity first."""
+        ...
+
+    async def list_failed_attempts(self, instance_id: str, execution_id: int, limit: int) -> Sequence[FailureRecord]:
+        """Return the failed attempts of the activities of one execution, with their stacks: the last ``limit``, oldest
+        first. They are kept as long as the history of the execution, or, without a stack, as long as a sweep's
+        `Retention.failures` says.
+        """
+        ...
+
+    async def list_failures(self, where: FailureFilter, limit: int) -> Sequence[FailureRecord]:
+        """Return one page of failures, newest first, without their stacks."""
+        ...
+
+    async def group_failures(self, seconds: float, limit: int) -> FailureGroups:
+        """Count the failures of the last ``seconds`` by kind, name and class; return ``limit`` groups. Each count stops
+        at `limits.SCRAPE_COUNT`, and groups are looked for among the first `limits.MAX_FAILURE_GROUPS`.
+        """
         ...
 
     async def list_executions(

@@ -17,6 +17,7 @@ class Retention:
     instances: float | None = None  # completed and cancelled instances, each with its tree
     histories: float | None = None  # of executions that a later execution of the same instance follows
     moves: float | None = None  # rows of ``session_moves``
+    failures: float | None = None  # rows of ``failures`` without a stack
     records: float | None = None  # records of session state that no guest needs, since their last write
     guests: Mapping[str, Any] = field(default_factory=dict)
     """By guest: seconds, or several bounds. Without it, the guest's tables keep all rows."""
@@ -36,6 +37,7 @@ class Sweep:
     instances_removed: int = 0  # ended instances, with their children
     executions_removed: int = 0  # whose histories were removed
     moves_removed: int = 0
+    failures_removed: int = 0
     records_removed: int = 0
     removed: Mapping[str, int] = field(default_factory=dict)
     """The rows that guests have removed, if any, by guest, or by its name for them."""

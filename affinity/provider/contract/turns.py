@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
+from affinity.provider.contract.failures import NewFailure
 from affinity.provider.contract.instances import FINISHED, Generation, InstanceStatus, NewInstance, NewMessage
 from affinity.provider.contract.sessions import SessionHold, SessionWatch
 from affinity.provider.contract.work_items import NewWorkItem, WorkItem, WorkLock
@@ -99,6 +100,7 @@ class Turn:
     release_sessions: Sequence[str] = ()  # released after all other changes of the turn: see `Provider.release_session`
     replies: Sequence[MessageReply] = ()  # kept as the keys are: see `Provider.send_message`
     values: Sequence[ValueWrite] = ()  # in order; kept until the instance is deleted or restarted
+    failures: Sequence[NewFailure] = ()  # that are in ``history``
 
     @property
     def finishes(self) -> bool:

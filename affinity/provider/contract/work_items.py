@@ -191,6 +191,10 @@ class WorkAbandon:
     delay: float = 0.0  # seconds until it is visible again
     failed: bool = False  # the activity raised an error: counts a failure (a retry of the application)
     error: str | None = None  # the error, for `WorkItemInfo.last_error`; None keeps the former error
+    # With ``failed``: the class of the error, and its stack, for `FailureRecord`. The stacks of the first
+    # `limits.FIRST_STACKS` attempts of an activity are kept, and those of the last `limits.LAST_STACKS`.
+    error_type: str = ""
+    stack: str | None = None
     count_attempt: bool = True  # False takes this delivery back out of ``attempts`` (drain, unknown activity)
     unknown: bool = False  # this worker has no code for it: starts ``unknown_for`` unless it is set already
     needs: str | None = None  # with ``unknown``: a name that a worker must register, beside the activity, to fetch it

@@ -36,6 +36,11 @@ async def remove_old(db: Database, keep: Retention, after: datetime | None) -> d
         ((rows,),) = await db.connections.misc.run(_SQL["remove_moves"], bounds)
         removed["moves_removed"] = rows
         backlog |= rows >= SWEEP_ROWS
+    if keep.failures is not None:
+        bounds = {"older_than": float(keep.failures), "limit": Int8(SWEEP_ROWS)}
+        ((rows,),) = await db.connections.misc.run(_SQL["remove_failures"], bounds)
+        removed["failures_removed"] = rows
+        backlog |= rows >= SWEEP_ROWS
     if keep.instances is not None:
         step = await _sweep_instances(db, keep.instances, after)
         if step.after != after:

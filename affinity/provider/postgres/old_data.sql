@@ -12,6 +12,16 @@ WITH old AS MATERIALIZED (
 )
 SELECT count(*) FROM removed
 
+-- remove_failures: old ones without a stack, up to a number
+WITH removed AS (
+    DELETE FROM failures f WHERE f.ctid = ANY (ARRAY (
+        SELECT o.ctid FROM failures o
+        WHERE o.stack IS NULL AND o.failed_at < (SELECT clock() - %(older_than)s * interval '1 s')
+        ORDER BY o.failed_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*) FROM removed
+
 -- due_rounds: rounds of which a step is due
 SELECT n.name, r.place, coalesce(r.removed, 0), coalesce(r.pause, 0)
 FROM unnest(%(names)s) AS n (name) LEFT JOIN rounds r USING (name)

@@ -10,6 +10,7 @@ from affinity.provider.parts import composed
 from affinity.provider.postgres import (
     activity_waits,
     changes,
+    failures,
     fetching,
     identity,
     instances,
@@ -242,6 +243,9 @@ class PostgresProvider(Database):
     read_origins: Final = management.read_origins
     list_work_items: Final = management.list_work_items
     measure_instance: Final = management.measure_instance
+    list_failed_attempts: Final = failures.list_failed_attempts
+    list_failures: Final = failures.list_failures
+    group_failures: Final = failures.group_failures
     list_executions: Final = management.list_executions
     list_tree: Final = management.list_tree
     measure_queues: Final = management.measure_queues

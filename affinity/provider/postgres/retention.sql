@@ -82,7 +82,9 @@ WITH due AS MATERIALIZED (
             WHERE x.instance_id = d.instance_id AND x.execution_id = d.execution_id AND x.event_id = 1)
         OR NOT EXISTS (
             SELECT FROM history h WHERE h.instance_id = d.instance_id AND h.execution_id = d.execution_id))
-    RETURNING 1
+    RETURNING e.instance_id, e.execution_id
+), forgotten AS (
+    DELETE FROM failures f USING done d WHERE f.instance_id = d.instance_id AND f.execution_id = d.execution_id
 ), result AS (
     SELECT (SELECT count(*) FROM done) AS executions,
         (SELECT count(*) FROM due) >= %(window)s OR (SELECT count(*) FROM doomed) >= %(events)s

@@ -41,7 +41,7 @@ RIGHTS: Final[tuple[Rights, ...]] = (
     Rights(
         "TABLE",
         "activity_waits parked_items ended_executions history instance_counts instance_sizes instances"
-        " instance_values instances_by_status instance_labels message_keys resources rounds session_holds"
+        " failures instance_values instances_by_status instance_labels message_keys resources rounds session_holds"
         " session_moves session_orders"
         " session_states session_watches sessions suspensions sweeps workers",
         client=READ,
@@ -78,9 +78,9 @@ RIGHTS: Final[tuple[Rights, ...]] = (
         "add_instances commit_turn commit_turns consume_messages create_instances end_start_waits"
         " begin_next_starts replace_start restart_instances start_time"
         " send_keyed_messages send_messages delete_instances end_work free_items holds_session instance_bytes"
-        " is_outdated keeps_session label_instances latest_hold lock_order lower_worker_has_room measure_instances"
-        " passes_fence pass_gates phase_of places_in_order refuse release_busy release_sessions reply_messages"
-        " reset_instance restrict_items version_since write_values",
+        " is_outdated keep_failures keeps_session label_instances latest_hold lock_order lower_worker_has_room"
+        " measure_instances passes_fence pass_gates phase_of places_in_order refuse release_busy release_sessions"
+        " reply_messages reset_instance restrict_items version_since write_values",
         worker=RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.

@@ -14,6 +14,7 @@ from affinity.provider.postgres.messages import gate_columns as instance_gates
 from affinity.provider.postgres.messages import instance_columns, message_columns
 from affinity.provider.postgres.operations import key_columns, lock_columns
 from affinity.provider.postgres.session_store import state_columns
+from affinity.provider.rows import failure_row
 from affinity.records import labels_text
 
 RESTRICT: Final[LiteralString] = (
@@ -30,6 +31,12 @@ REPLY: Final[LiteralString] = "reply_messages(%(reply_instance)s, %(reply_genera
 
 LABEL: Final[LiteralString] = "label_instances(%(labelled)s, %(labels)s)"
 """The call after the commit; for `label_params`."""
+
+KEEP_FAILURES: Final[LiteralString] = (
+    "keep_failures(%(failed)s, %(failed_execution)s, %(failed_activity)s, %(failed_attempt)s, %(failed_kind)s,"
+    " %(failed_name)s, %(failed_type)s, %(failed_error)s)"
+)
+"""The call after the commit; for `failure_params`."""
 
 _NOTHING: Final = InstanceUpdate(status="running")
 
@@ -159,6 +166,22 @@ def label_params(turns: Sequence[Turn]) -> Columns:
     }
 
 
+def failure_params(turns: Sequence[Turn]) -> Columns:
+    """Return the parameters of `KEEP_FAILURES`."""
+    rows = [failure_row(turn, failure) for turn in turns for failure in turn.failures]
+    instances, executions, activities, attempts, kinds, names, types, texts = zip(*rows, strict=True)
+    return {
+        "failed": Texts(instances),
+        "failed_execution": Ints(executions),
+        "failed_activity": Ints(activities),
+        "failed_attempt": Ints(attempts),
+        "failed_kind": Texts(kinds),
+        "failed_name": Texts(names),
+        "failed_type": Texts(types),
+        "failed_error": Texts(texts),
+    }
+
+
 def consume_params(turns: Sequence[Turn]) -> Columns:
     """Return the parameters of `CONSUME`."""
     consumed = [(turn.instance_id, message) for turn in turns for message in turn.consumed]
@@ -267,7 +290,7 @@ def fused_params(turn: Turn) -> Columns | None:
 
 def takes_one_result(turn: Turn) -> bool:
     """Return whether the turn takes one result and writes nothing but work items, states and parts of guests."""
-    if turn.values or turn.labels is not None:
+    if turn.values or turn.failures or turn.labels is not None:
         return False
     if len(turn.acks) != 1 or turn.consumed or turn.replies or turn.release_sessions:
         return False

@@ -32,12 +32,14 @@ from affinity.provider.postgres.parts import commit_of, commits
 from affinity.provider.postgres.releasing import release_params
 from affinity.provider.postgres.turn_columns import (
     CONSUME,
+    KEEP_FAILURES,
     LABEL,
     REPLY,
     RESTRICT,
     WRITE_VALUES,
     commit_columns,
     consume_params,
+    failure_params,
     fence_check_columns,
     find_parking,
     fused_params,
@@ -145,6 +147,9 @@ async def _commit(
     if any(turn.labels is not None for turn in turns):
         calls.append(LABEL)
         params.update(label_params(turns))
+    if any(turn.failures for turn in turns):
+        calls.append(KEEP_FAILURES)
+        params.update(failure_params(turns))
     if any(turn.replies for turn in turns):
         calls.append(REPLY)
         params.update(reply_params(turns))

@@ -8,7 +8,7 @@ from typing import Final, LiteralString
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_REROUTE
+from affinity.limits import FIRST_STACKS, LAST_STACKS, MAX_REROUTE
 from affinity.provider.contract import TOUCH_SLACK, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
 from affinity.provider.postgres.commit_parts import by_guest
 from affinity.provider.postgres.driver.arrays import Bools, Floats, Ints, Texts
@@ -106,6 +106,10 @@ async def abandon_work_item(db: Database, identity: WorkerIdentity, items: Seque
         "needs": Texts(item.needs for item in first),
         "release": Bools(item.release_session for item in first),
         "error": Texts(item.error for item in first),
+        "error_type": Texts(item.error_type for item in first),
+        "stack": Texts(item.stack for item in first),
+        "first": Int8(FIRST_STACKS),
+        "last": Int8(LAST_STACKS),
         "reroute": Int8(MAX_REROUTE),
     }
     rows = await db.connections.quick.run(_SQL["abandon"], params)

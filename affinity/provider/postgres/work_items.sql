@@ -130,11 +130,11 @@ SELECT n FROM ours
 
 -- abandon: give items back by live token, and with them, where asked, their sessions
 WITH ours AS MATERIALIZED (
-    SELECT l.*, q.session_id
+    SELECT l.*, q.session_id, q.name, q.attempts
     FROM unnest(%(instance)s, %(execution)s, %(activity)s, %(token)s, %(delay)s, %(failed)s, %(counted)s, %(unknown)s,
-                %(needs)s, %(release)s, %(error)s)
+                %(needs)s, %(release)s, %(error)s, %(error_type)s, %(stack)s)
          WITH ORDINALITY AS l (instance_id, execution_id, activity_id, token, delay, failed, counted, unknown, needs,
-                               release, error, n)
+                               release, error, error_type, stack, n)
     JOIN worker_queue q USING (instance_id, execution_id, activity_id)
     WHERE q.lock_token = l.token AND q.locked_until > clock()
     ORDER BY q.instance_id, q.execution_id, q.activity_id FOR NO KEY UPDATE OF q
@@ -178,6 +178,19 @@ WITH ours AS MATERIALIZED (
 ), rerouted AS (
     UPDATE worker_queue q SET route = 'new' FROM others o
     WHERE q.instance_id = o.instance_id AND q.execution_id = o.execution_id AND q.activity_id = o.activity_id
+), kept AS (
+    INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried, failed_at,
+        error, stack)
+    SELECT o.instance_id, o.execution_id, o.activity_id, o.attempts, 'activity', o.name, o.error_type, true,
+        (SELECT clock()), coalesce(o.error, o.error_type), o.stack
+    FROM ours o WHERE o.failed
+    ON CONFLICT DO NOTHING
+), dropped AS (
+    -- A short range of attempts: those before it have lost their stacks already.
+    UPDATE failures f SET stack = NULL FROM ours o
+    WHERE o.failed AND o.attempts > %(first)s + %(last)s
+      AND f.instance_id = o.instance_id AND f.execution_id = o.execution_id AND f.activity_id = o.activity_id
+      AND f.attempt > %(first)s AND f.attempt BETWEEN o.attempts - 2 * %(last)s AND o.attempts - %(last)s AND f.stack IS NOT NULL
 )
 SELECT n FROM ours
 

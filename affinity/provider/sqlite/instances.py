@@ -310,7 +310,7 @@ def _delete(tx: Tx, instance_id: str, *, force: bool, tree: bool) -> Deletion:
     clear(tx, doomed)
     tx.many(suspension.SQL["forget"], doomed)
     tx.many(parking.SQL["remove"], doomed)
-    for what in ("history", "ended", "sizes", "keys", "values", "instances"):
+    for what in ("history", "ended", "sizes", "keys", "values", "failures", "instances"):
         tx.many(SQL[f"delete_{what}"], doomed)
     return "deleted"
 

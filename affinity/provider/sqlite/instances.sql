@@ -394,6 +394,9 @@ DELETE FROM message_keys WHERE instance_id IN (SELECT value FROM json_each(:rows
 -- delete_values: the values of instances
 DELETE FROM instance_values WHERE instance_id IN (SELECT value FROM json_each(:rows));
 
+-- delete_failures: the failures of instances
+DELETE FROM failures WHERE instance_id IN (SELECT value FROM json_each(:rows));
+
 -- delete_instances: the rows themselves
 DELETE FROM instances WHERE instance_id IN (SELECT value FROM json_each(:rows));
 

@@ -9,7 +9,7 @@ from typing import Any, Final, LiteralString
 from affinity.limits import SWEEP_LOOK
 from affinity.provider.contract import Retention
 from affinity.provider.rounds import Round, RoundKind, Step, run_rounds
-from affinity.provider.sqlite import moves, retention, session_states
+from affinity.provider.sqlite import failures, moves, retention, session_states
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.parts import Access, parts
 from affinity.provider.statements import load_statements, with_conditions
@@ -26,6 +26,7 @@ async def remove_old(access: Access, keep: Retention) -> dict[str, Any]:
     backlog = False
     steps: tuple[tuple[str, object, Callable[..., tuple[int, bool]]], ...] = (
         ("moves_removed", keep.moves, moves.remove),
+        ("failures_removed", keep.failures, failures.remove),
         ("instances_removed", keep.instances, retention.sweep_instances),
         ("executions_removed", keep.histories, retention.sweep_histories),
     )

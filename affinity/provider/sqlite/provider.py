@@ -34,6 +34,7 @@ from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.sqlite import (
     activity_waits,
     changes,
+    failures,
     fetching,
     hints,
     identity,
@@ -282,6 +283,9 @@ class SqliteProvider:
     read_origins: Final = reads(management.read_origins)
     list_work_items: Final = reads(management.list_work_items)
     measure_instance: Final = reads(management.measure_instance)
+    list_failed_attempts: Final = reads(failures.list_attempts)
+    list_failures: Final = reads(failures.list_page)
+    group_failures: Final = reads(failures.group)
     list_executions: Final = reads(management.list_executions)
     list_tree: Final = reads(management.list_tree)
     measure_queues: Final = reads(management.measure_queues)

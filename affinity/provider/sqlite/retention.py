@@ -56,6 +56,7 @@ def _prune_histories(
         if room <= 0:
             return HistoryPruning(executions=executions, limit_reached=True)
         executions += tx.run(SQL["forget"], at)
+        tx.run(SQL["forget_failures"], at)
         if monotonic() > until:
             return HistoryPruning(executions=executions, limit_reached=True)
     return HistoryPruning(executions=executions, limit_reached=more_keys or len(due) == PRUNE_WINDOW)

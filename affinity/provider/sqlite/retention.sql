@@ -38,6 +38,9 @@ DELETE FROM history WHERE (instance_id, execution_id, event_id) IN (
 -- forget: an execution without a history
 DELETE FROM ended_executions WHERE instance_id = :instance_id AND execution_id = :execution_id;
 
+-- forget_failures: of an execution without a history
+DELETE FROM failures WHERE instance_id = :instance_id AND execution_id = :execution_id;
+
 -- pruned_to: where the last sweep stopped
 SELECT value FROM counters WHERE name = 'pruned_to';
 

@@ -25,7 +25,7 @@ from affinity.provider.contract import (
     WorkerIdentity,
     WorkKey,
 )
-from affinity.provider.sqlite import holds, instances, parking, releasing, replies, sessions, values
+from affinity.provider.sqlite import failures, holds, instances, parking, releasing, replies, sessions, values
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import insert_new, send
 from affinity.provider.sqlite.parts import PartWriters
@@ -129,6 +129,7 @@ def _move_on(tx: Tx, identity: WorkerIdentity, passed: Sequence[_PassedTurn]) ->
     tx.many(SQL["add_runs"], [row for turn in turns if turn.runs for row in _runs(turn)])
     tx.many(SQL["go_on"], [_go_on(turn) for turn in turns if turn.update is None], {"now": tx.now})
     tx.many(SQL["advance"], [_advance(turn, turn.update) for turn in turns if turn.update], {"now": tx.now})
+    failures.keep(tx, [turn for turn in turns if turn.failures])
     tx.many(SQL["label"], [(turn.instance_id, labels_text(turn.labels)) for turn in turns if turn.labels is not None])
     _, outbox = insert_new(tx, [instance for turn in turns for instance in turn.instances])
     send(tx, [*outbox, *(message for turn in turns for message in turn.messages)])

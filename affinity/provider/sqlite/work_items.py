@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from affinity.provider.contract import NewMessage, Timeouts, WorkAbandon, WorkAck, WorkerIdentity, WorkLock
-from affinity.provider.sqlite import sessions
+from affinity.provider.sqlite import failures, sessions
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.messages import send
 from affinity.provider.sqlite.parts import PartWriters
@@ -126,6 +126,8 @@ def _abandon(tx: Tx, identity: WorkerIdentity, item: WorkAbandon, *, may_free: b
         "error": item.error,
     }
     tx.run(SQL["give_back"], outcome)
+    if item.failed:
+        failures.keep_attempt(tx, held.id, item)
     return True
 
 

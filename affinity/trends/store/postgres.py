@@ -58,23 +58,20 @@ async def sum_trends(db: Database, minutes: int, limit: int) -> Sequence[TrendSu
 
 
 async def remove_old(db: Database, keep: Retention) -> tuple[int, bool]:
-    """Remove minutes and failed attempts that are old enough, at most `SWEEP_ROWS` of each."""
+    """Remove minutes that are old enough, at most `SWEEP_ROWS`."""
     older_than = keep.guests.get("trends")
     if older_than is None:
         return 0, False
     bounds = {"older_than": float(older_than), "limit": Int8(SWEEP_ROWS)}
     ((minutes,),) = await db.connections.misc.run(_SQL["remove"], bounds)
-    ((attempts,),) = await db.connections.misc.run(_SQL["remove_attempts"], bounds)
-    return minutes + attempts, max(minutes, attempts) >= SWEEP_ROWS
+    return minutes, minutes >= SWEEP_ROWS
 
 
 PART: Final = PostgresPart(
     verbs={"count_trends": count_trends, "read_trends": read_trends, "sum_trends": sum_trends},
     rights=(
         Rights("TABLE", "trends trend_rounds", client=READ, worker=CHANGE),
-        Rights("TABLE", "failed_attempts", client=READ, worker="SELECT, UPDATE, DELETE"),  # UPDATE: to lock its rows
         Rights("FUNCTION", "add_durations", worker=RUN),
-        Rights("FUNCTION", "keep_failed_attempt remove_failed_attempts"),
     ),
     due="coalesce((SELECT extract(epoch FROM r.due_at - clock())::float8 FROM trend_rounds r), 0)",
     remove_old=remove_old,

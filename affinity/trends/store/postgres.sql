@@ -20,7 +20,7 @@ WITH RECURSIVE mine AS MATERIALIZED (
         (SELECT i.created_at FROM instances i WHERE i.created_at >= m.since ORDER BY i.created_at OFFSET %(rows)s LIMIT 1),
         (SELECT e.ended_at FROM ended_executions e WHERE e.is_last AND e.ended_at >= m.since
          ORDER BY e.ended_at OFFSET %(rows)s LIMIT 1),
-        (SELECT f.failed_at FROM failed_attempts f WHERE f.failed_at >= m.since
+        (SELECT f.failed_at FROM failures f WHERE f.failed_at >= m.since
          ORDER BY f.failed_at OFFSET %(rows)s LIMIT 1)), 'infinity')))) AS until
     FROM mine m
 ), begun AS MATERIALIZED (
@@ -36,7 +36,8 @@ WITH RECURSIVE mine AS MATERIALIZED (
           AND i.status IN ('completed', 'failed', 'cancelled') OFFSET 0) i
 ), attempt AS MATERIALIZED (
     SELECT f.name, f.failed_at, i.name AS orchestration FROM step s CROSS JOIN LATERAL (
-        SELECT * FROM failed_attempts f WHERE f.failed_at >= s.since AND f.failed_at < s.until ORDER BY f.failed_at OFFSET 0
+        SELECT * FROM failures f WHERE f.failed_at >= s.since AND f.failed_at < s.until AND f.is_retried
+        ORDER BY f.failed_at OFFSET 0
     ) f LEFT JOIN LATERAL (SELECT i.name FROM instances i WHERE i.instance_id = f.instance_id OFFSET 0) i ON true
 ), event (kind, name, minute, what, bucket) AS MATERIALIZED (
     SELECT 'orchestration', name, floor(extract(epoch FROM created_at) / 60)::integer, 'started', NULL::integer FROM begun
@@ -154,15 +155,6 @@ WITH removed AS (
     DELETE FROM trends t WHERE t.ctid = ANY (ARRAY (
         SELECT o.ctid FROM trends o WHERE o.minute < floor(extract(epoch FROM (SELECT clock()) - %(older_than)s * interval '1 s') / 60)
         ORDER BY o.minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
-    RETURNING 1
-)
-SELECT count(*) FROM removed
-
--- remove_attempts: old ones, up to a number
-WITH removed AS (
-    DELETE FROM failed_attempts f WHERE f.ctid = ANY (ARRAY (
-        SELECT o.ctid FROM failed_attempts o WHERE o.failed_at < (SELECT clock() - %(older_than)s * interval '1 s')
-        ORDER BY o.failed_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
 SELECT count(*) FROM removed

@@ -153,14 +153,12 @@ def _histogram(tx: Tx, kind: str, name: str, since: int) -> Durations:
 
 
 def remove_old(tx: Tx, keep: Retention) -> tuple[int, bool]:
-    """Remove minutes and failed attempts that are old enough, at most `SWEEP_ROWS` of each."""
+    """Remove minutes that are old enough, at most `SWEEP_ROWS`."""
     older_than = keep.guests.get("trends")
     if older_than is None:
         return 0, False
-    before = tx.now - older_than
-    minutes = tx.run(SQL["remove"], {"before": int(before / 60), "limit": SWEEP_ROWS})
-    attempts = tx.run(SQL["remove_attempts"], {"before": before, "limit": SWEEP_ROWS})
-    return minutes + attempts, max(minutes, attempts) >= SWEEP_ROWS
+    minutes = tx.run(SQL["remove"], {"before": int((tx.now - older_than) / 60), "limit": SWEEP_ROWS})
+    return minutes, minutes >= SWEEP_ROWS
 
 
 def seconds_until_due(tx: Tx) -> float:

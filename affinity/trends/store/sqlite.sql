@@ -11,7 +11,7 @@ SELECT min(at) FROM (
     UNION ALL
     SELECT (SELECT ended_at FROM ended_executions WHERE is_last AND ended_at >= :since ORDER BY ended_at LIMIT 1 OFFSET :rows)
     UNION ALL
-    SELECT (SELECT failed_at FROM failed_attempts WHERE failed_at >= :since ORDER BY failed_at LIMIT 1 OFFSET :rows)
+    SELECT (SELECT failed_at FROM failures WHERE failed_at >= :since ORDER BY failed_at LIMIT 1 OFFSET :rows)
 );
 
 -- begun: instances that were started, by name and minute
@@ -25,7 +25,7 @@ WHERE e.is_last AND e.ended_at >= :since AND e.ended_at < :until AND i.status IN
 
 -- attempts: that failed, by activity, orchestration and minute
 SELECT f.name, (SELECT name FROM instances WHERE instance_id = f.instance_id), CAST(f.failed_at / 60 AS INTEGER), count(*)
-FROM failed_attempts AS f WHERE f.failed_at >= :since AND f.failed_at < :until GROUP BY 1, 2, 3;
+FROM failures AS f WHERE f.failed_at >= :since AND f.failed_at < :until AND f.is_retried GROUP BY 1, 2, 3;
 
 -- item_routes: of the queue, found one by one in the index
 WITH RECURSIVE routes (route) AS (
@@ -90,7 +90,3 @@ SELECT durations FROM trends WHERE kind = :kind AND name = :name AND minute > :s
 -- remove: old minutes, up to a number
 DELETE FROM trends WHERE (kind, name, minute) IN (
     SELECT kind, name, minute FROM trends WHERE minute < :before ORDER BY minute LIMIT :limit);
-
--- remove_attempts: old ones, up to a number
-DELETE FROM failed_attempts WHERE id IN (
-    SELECT id FROM failed_attempts WHERE failed_at < :before ORDER BY failed_at LIMIT :limit);

@@ -60,6 +60,8 @@ class AbandonFlags(TypedDict, total=False):
     delay: float
     failed: bool
     error: str
+    error_type: str
+    stack: str | None
     count_attempt: bool
     unknown: bool
     needs: str

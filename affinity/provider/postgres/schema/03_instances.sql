@@ -150,6 +150,26 @@ CREATE TABLE instance_values (
     PRIMARY KEY (instance_id, key)
 ) WITH (fillfactor = 80);
 
+-- Failures: attempts of activities, activities that have failed, and orchestrations. Rows with a stack stay as long as the history of
+-- their execution, the others are removed by their age.
+CREATE TABLE failures (
+    instance_id text COLLATE "C" NOT NULL,
+    execution_id bigint NOT NULL,
+    activity_id integer NOT NULL, -- 0: of the orchestration
+    attempt integer NOT NULL,     -- 0: of the orchestration
+    kind text COLLATE "C" NOT NULL CHECK (kind IN ('activity', 'orchestration')),
+    name text COLLATE "C" NOT NULL, -- of the activity or the orchestration
+    error_type text COLLATE "C" NOT NULL,
+    is_retried boolean NOT NULL,
+    failed_at timestamptz NOT NULL,
+    error text NOT NULL, -- "ValueError: ..."
+    stack text, -- of an attempt that is retried
+    PRIMARY KEY (instance_id, execution_id, activity_id, attempt)
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE INDEX failures_time ON failures (failed_at, instance_id);
+CREATE INDEX failures_group ON failures (kind, name, error_type, failed_at, instance_id);
+CREATE INDEX failures_without_stack ON failures (failed_at) WHERE stack IS NULL;
+
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.
 -- The activity is the one that began it, or uses it without a committed result. handle: NULL until it is created.
 -- taken_until: it is being destroyed; NULL: it is not.

@@ -485,6 +485,7 @@ BEGIN
     DELETE FROM instance_sizes WHERE instance_id = ANY (gone);
     DELETE FROM message_keys WHERE instance_id = ANY (gone);
     DELETE FROM instance_values WHERE instance_id = ANY (gone);
+    DELETE FROM failures WHERE instance_id = ANY (gone);
     DELETE FROM instances_by_status s USING instances i
     WHERE i.instance_id = ANY (gone)
       AND s.status = i.status AND s.created_at = i.created_at AND s.instance_id = i.instance_id;

@@ -169,6 +169,29 @@ CREATE TABLE instance_values (
     PRIMARY KEY (instance_id, key)
 ) STRICT, WITHOUT ROWID;
 
+-- Failures: attempts of activities, activities that have failed, and orchestrations. activity_id: 0: of the orchestration; its
+-- attempt is 0 too. name: of the activity or the orchestration. error: "ValueError: ...". stack: of an attempt that is retried; rows
+-- with one stay as long as the history of their execution, the others are removed by their age.
+CREATE TABLE failures (
+    id           INTEGER PRIMARY KEY,
+    instance_id  TEXT NOT NULL,
+    execution_id INTEGER NOT NULL,
+    activity_id  INTEGER NOT NULL,
+    attempt      INTEGER NOT NULL,
+    kind         TEXT NOT NULL CHECK (kind IN ('activity', 'orchestration')),
+    name         TEXT NOT NULL,
+    error_type   TEXT NOT NULL,
+    is_retried   INTEGER NOT NULL,
+    failed_at    REAL NOT NULL,
+    error        TEXT NOT NULL,
+    stack        TEXT,
+    UNIQUE (instance_id, execution_id, activity_id, attempt)
+) STRICT;
+
+CREATE INDEX failures_by_time ON failures (failed_at, instance_id, execution_id, activity_id, attempt);
+CREATE INDEX failures_by_group ON failures (kind, name, error_type, failed_at, instance_id);
+CREATE INDEX failures_without_stack ON failures (failed_at) WHERE stack IS NULL;
+
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.
 -- The activity is the one that began it, or uses it without a committed result. handle: NULL until it is created.
 -- taken_until: it is being destroyed; NULL: it is not.

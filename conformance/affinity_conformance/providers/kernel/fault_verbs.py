@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from affinity.provider.contract import (
     FINISHED,
+    FailureFilter,
     Hint,
     HistoryCursor,
     HistoryPage,
@@ -421,6 +422,10 @@ async def _queue_sizes(provider: Provider, _: OrchestrationItem) -> tuple[object
     return sizes.work_items, sizes.messages, sizes.suspended
 
 
+async def _groups(provider: Provider) -> object:
+    return (await provider.group_failures(60.0, 10)).groups
+
+
 READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]] = {
     "list_states": _state_ids,
     "count_states": lambda provider, _: provider.states.count(SessionFilter()),
@@ -432,6 +437,9 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_instances": lambda provider, _: provider.list_instances(ALL, 10),
     "count_matching": lambda provider, _: provider.count_matching(ALL, 10),
     "read_origins": lambda provider, at: provider.read_origins(at.instance_id, at.execution_id),
+    "list_failed_attempts": lambda provider, at: provider.list_failed_attempts(at.instance_id, at.execution_id, 10),
+    "list_failures": lambda provider, _: provider.list_failures(FailureFilter(seconds=60.0), 10),
+    "group_failures": lambda provider, _: _groups(provider),
     "list_executions": lambda provider, at: provider.list_executions(at.instance_id, 10),
     "list_tree": lambda provider, at: provider.list_tree(at.instance_id, 10),
     "measure_queues": _queue_sizes,

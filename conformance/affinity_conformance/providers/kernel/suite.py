@@ -10,6 +10,7 @@ from affinity_conformance.providers.kernel.capacity import CapacityRules
 from affinity_conformance.providers.kernel.client import ClientRules
 from affinity_conformance.providers.kernel.demand import DemandRules
 from affinity_conformance.providers.kernel.epochs import EpochRules
+from affinity_conformance.providers.kernel.failures import FailureRules
 from affinity_conformance.providers.kernel.faults import FaultRules
 from affinity_conformance.providers.kernel.generations import GenerationRules
 from affinity_conformance.providers.kernel.give_back import GiveBackRules
@@ -77,6 +78,7 @@ class KernelConformance(
     PlannedMoveRules,
     OperatorDrainRules,
     GiveBackRules,
+    FailureRules,
     UnknownRules,
     SweepRules,
     BlockedRules,
