@@ -16,10 +16,12 @@ from affinity.limits import (
     MAX_FAILURE_SECONDS,
     MAX_FAILURES_SEARCHED,
     MAX_PAGE,
+    SCRAPE_COUNT,
     check_choice,
     check_condition,
     check_id,
     check_integer,
+    check_limit,
     is_number,
 )
 from affinity.paging import Page, Pages, not_a_cursor, read_number
@@ -106,19 +108,23 @@ class FailureCalls(ClientBase):
             where = replace(where, after=_place(rows[-1]))
         return Page(items=found, next=_cursor(rows[-1]))
 
-    async def failure_groups(self, *, seconds: float = 3600.0, limit: int = 50) -> FailureGroups:
+    async def failure_groups(
+        self, *, seconds: float = 3600.0, limit: int = 50, most: int = SCRAPE_COUNT
+    ) -> FailureGroups:
         """Count the failures of the last time by activity or orchestration and class of the error: those with the most
-        first. A count is exact up to `limits.SCRAPE_COUNT`.
+        first.
 
         Args:
             seconds: how far back, at most a day.
             limit: groups at most.
+            most: where each count stops, up to `limits.SCRAPE_COUNT`.
 
         Raises:
             InvalidInput: an argument is outside its bounds.
         """
-        check_integer(limit, "limit", 1, MAX_FAILURE_GROUPS)
-        return await retry(partial(self._provider.group_failures, _seconds(seconds), limit))
+        check_limit(limit, MAX_FAILURE_GROUPS)
+        check_limit(most, SCRAPE_COUNT, "most")
+        return await retry(partial(self._provider.group_failures, _seconds(seconds), limit, most=most))
 
 
 def _seconds(seconds: float) -> float:

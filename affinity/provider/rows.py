@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from affinity.errors import SessionWriteConflict, WorkerFenced
-from affinity.limits import MAX_FAILURE_GROUPS, SCRAPE_COUNT
+from affinity.limits import MAX_FAILURE_GROUPS
 from affinity.provider.contract import (
     LEFT,
     EventOrigin,
@@ -160,16 +160,16 @@ def failure_conditions(where: FailureFilter) -> tuple[frozenset[str], dict[str, 
     return frozenset(parts), given
 
 
-def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, time: Time) -> FailureGroups:
-    """Return the groups that have failures, from the columns of the statements ``groups`` and ``measure``."""
+def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, most: int, time: Time) -> FailureGroups:
+    """Return the groups that have failures, counted up to ``most``, from the columns of the statements ``groups`` and ``measure``."""
     found = [
         FailureGroup(
             kind=kind,
             name=name,
             error_type=error_type,
-            count=min(number, SCRAPE_COUNT),
+            count=min(number, most),
             instances=instances,
-            is_cut=number > SCRAPE_COUNT,
+            is_cut=number > most,
             first_at=time(first_at),
             last_at=time(last_at),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -206,6 +208,31 @@ def test_show_prints_the_stack_of_an_error(play: Play) -> None:
     assert document("show", "t", "--stack")["error_stack"] == document("show", "t")["error_stack"] == stack
     assert "no stack is recorded" in succeed("show", "u", "--stack")
     assert document("show", "u")["error_stack"] == ""
+
+
+def test_failures_are_shown_counted_and_searched(database: Path) -> None:
+    """Attempts with their stacks, the groups of the last hour, and the failures of one."""
+    attempt = ("t", 1, 2, 1, "activity", "boil", "ValueError", 1, "ValueError: no water", "in boil")
+    whole = ("t", 1, 0, 0, "orchestration", "brew", "OSError", 0, "OSError: no tea", None)
+    succeed("start", "brew", "--id", "t")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for each in (attempt, whole):
+            connection.execute(
+                "INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type,"
+                " is_retried, error, stack, failed_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, unixepoch() - 60)",
+                each,
+            )
+    assert "boil, attempt 1, 1 min ago: ValueError: no water" in succeed("show", "t")
+    assert "attempt 1 of boil:\nin boil" in succeed("show", "t", "--stack")
+    assert [each["stack"] for each in document("show", "t")["failed_attempts"]] == ["in boil"]
+    groups = {each["name"]: (each["error_type"], each["count"]) for each in document("errors")["groups"]}
+    assert groups == {"boil": ("ValueError", 1), "brew": ("OSError", 1)}
+    assert "ValueError  boil  activity" in succeed("errors")
+    of = document("errors", "boil", "--type", "ValueError")["failures"]
+    assert [(each["instance_id"], each["attempt"], each["is_retried"]) for each in of] == [("t", 1, True)]
+    assert [each["name"] for each in document("errors", "--text", "NO TEA", "--day")["failures"]] == ["brew"]
+    assert document("errors", "brew", "--kind", "orchestration", "--text", "water")["failures"] == []
+    refused(MISUSED, "errors", "--type", "ValueError")
 
 
 def test_wait_reports_the_cancellation(play: Play) -> None:

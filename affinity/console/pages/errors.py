@@ -18,6 +18,9 @@ SPANS: Final = {"hour": 3600.0, "day": 86_400.0}
 FEW: Final = 5
 """Groups on the overview."""
 
+COUNTED: Final = 1_000
+"""Where their counts stop there: the overview is read again each second."""
+
 CONDITIONS: Final = ("kind", "name", "error_type", "text")
 
 
@@ -50,4 +53,4 @@ async def errors(client: Client, query: Query, payloads: Payloads) -> dict[str, 
 
 async def last_hour(client: Client) -> FailureGroups:
     """The groups of the last hour with the most failures."""
-    return await client.failure_groups(seconds=SPANS["hour"], limit=FEW)
+    return await client.failure_groups(seconds=SPANS["hour"], limit=FEW, most=COUNTED)

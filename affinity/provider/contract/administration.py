@@ -124,9 +124,9 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """Return one page of failures, newest first, without their stacks."""
         ...
 
-    async def group_failures(self, seconds: float, limit: int) -> FailureGroups:
+    async def group_failures(self, seconds: float, limit: int, *, most: int) -> FailureGroups:
         """Count the failures of the last ``seconds`` by kind, name and class; return ``limit`` groups. Each count stops
-        at `limits.SCRAPE_COUNT`, and groups are looked for among the first `limits.MAX_FAILURE_GROUPS`.
+        at ``most``, and groups are looked for among the first `limits.MAX_FAILURE_GROUPS`.
         """
         ...
 

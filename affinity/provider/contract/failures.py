@@ -67,7 +67,7 @@ class FailureGroup:
     kind: FailureKind
     name: str
     error_type: str
-    count: int  # failed attempts of the activity, or instances of the orchestration; up to `limits.SCRAPE_COUNT`
+    count: int  # failed attempts of the activity, or instances of the orchestration; up to a limit
     instances: int  # among the newest of these
     is_cut: bool  # there are more than ``count``
     first_at: datetime  # the first of this time

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from psycopg.types.numeric import Int8
 
-from affinity.limits import MAX_FAILURE_GROUPS, MAX_PAGE, SCRAPE_COUNT
+from affinity.limits import MAX_FAILURE_GROUPS, MAX_PAGE
 from affinity.provider.contract import FailureFilter, FailureGroups, FailureRecord
 from affinity.provider.postgres.operations import Database, same_time
 from affinity.provider.rows import failure_conditions, to_failure, to_failure_groups
@@ -31,7 +31,8 @@ async def list_failures(db: Database, where: FailureFilter, limit: int) -> Seque
     return [to_failure(row, same_time) for row in rows]
 
 
-async def group_failures(db: Database, seconds: float, limit: int) -> FailureGroups:
+async def group_failures(db: Database, seconds: float, limit: int, *, most: int) -> FailureGroups:
     ((now,),) = await db.connections.misc.run(_SQL["now"])
-    params = {"seconds": float(seconds), "groups": Int8(MAX_FAILURE_GROUPS), "limit": Int8(SCRAPE_COUNT + 1)}
-    return to_failure_groups(now, await db.connections.misc.run(_SQL["groups"], params), limit, same_time)
+    params = {"seconds": float(seconds), "groups": Int8(MAX_FAILURE_GROUPS), "limit": Int8(most + 1)}
+    rows = await db.connections.misc.run(_SQL["groups"], params)
+    return to_failure_groups(now, rows, limit, most, same_time)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from affinity.limits import FIRST_STACKS, LAST_STACKS, MAX_FAILURE_GROUPS, MAX_PAGE, SCRAPE_COUNT, SWEEP_ROWS
+from affinity.limits import FIRST_STACKS, LAST_STACKS, MAX_FAILURE_GROUPS, MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import FailureFilter, FailureGroups, FailureRecord, Retention, Turn, WorkAbandon
 from affinity.provider.rows import failure_conditions, failure_row, to_failure, to_failure_groups
 from affinity.provider.sqlite.driver.clock import instant
@@ -42,14 +42,14 @@ def list_page(tx: Tx, where: FailureFilter, limit: int) -> list[FailureRecord]:
     return [to_failure(row, instant) for row in tx.rows(with_parts(SQL["list"], parts), bounds)]
 
 
-def group(tx: Tx, seconds: float, limit: int) -> FailureGroups:
+def group(tx: Tx, seconds: float, limit: int, *, most: int) -> FailureGroups:
     names = tx.rows(SQL["groups"], {"limit": MAX_FAILURE_GROUPS})
-    bounds = {"since": tx.now - seconds, "limit": SCRAPE_COUNT + 1}
+    bounds = {"since": tx.now - seconds, "limit": most + 1}
     rows = [
         (*key, *tx.rows(SQL["measure"], {**dict(zip(("kind", "name", "error_type"), key, strict=True)), **bounds})[0])
         for key in names
     ]
-    return to_failure_groups(instant(tx.now), rows, limit, instant)
+    return to_failure_groups(instant(tx.now), rows, limit, most, instant)
 
 
 def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:

@@ -124,18 +124,23 @@ class FailureRules(Rules):
         await cluster.advance(60)
         await fail(a, await a.take_one())
         await end(a, "i", NewFailure(2, ACTIVITY, "OSError", "no", 1), NewFailure(0, ACTIVITY, "OSError", "no", 0))
-        found = await a.provider.group_failures(HOUR, 10)
+        found = await a.provider.group_failures(HOUR, 10, most=100)
         rows = [(each.kind, each.error_type, each.count, each.instances, each.is_cut) for each in found.groups]
         assert rows[0] == ("activity", "ValueError", 2, 1, False)
         assert sorted(rows[1:]) == [("activity", "OSError", 1, 1, False), ("orchestration", "OSError", 1, 1, False)]
         assert 60 <= (found.groups[0].last_at - found.groups[0].first_at).total_seconds() < 80
         assert 0 <= (found.now - found.groups[0].last_at).total_seconds() < 20
         assert not found.is_cut
-        assert (await a.provider.group_failures(86_400, 10)).groups[0].count == 3
-        one = await a.provider.group_failures(HOUR, 1)
+        assert (await a.provider.group_failures(86_400, 10, most=100)).groups[0].count == 3
+        one = await a.provider.group_failures(HOUR, 1, most=1)
         assert (len(one.groups), one.is_cut) == (1, True)
+        cut = {
+            each.error_type: (each.count, each.is_cut)
+            for each in (await a.provider.group_failures(HOUR, 9, most=1)).groups
+        }
+        assert cut == {"ValueError": (1, True), "OSError": (1, False)}
         await cluster.advance(2 * HOUR)
-        assert (await a.provider.group_failures(HOUR, 10)).groups == []
+        assert (await a.provider.group_failures(HOUR, 10, most=100)).groups == []
 
     async def test_failures_go_with_their_instance_and_by_their_age(self, cluster: Cluster) -> None:
         """A sweep leaves those with a stack to the history of their execution (contract: Retention.failures)."""

@@ -423,7 +423,7 @@ async def _queue_sizes(provider: Provider, _: OrchestrationItem) -> tuple[object
 
 
 async def _groups(provider: Provider) -> object:
-    return (await provider.group_failures(60.0, 10)).groups
+    return (await provider.group_failures(60.0, 10, most=10)).groups
 
 
 READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]] = {
