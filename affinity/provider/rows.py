@@ -161,7 +161,7 @@ def failure_conditions(where: FailureFilter) -> tuple[frozenset[str], dict[str, 
 
 
 def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, most: int, time: Time) -> FailureGroups:
-    """Return the groups that have failures, counted up to ``most``, from the columns of the statements ``groups`` and ``measure``."""
+    """Return the groups that have failures, counted up to ``most``, from the columns of ``groups`` and ``measure``."""
     found = [
         FailureGroup(
             kind=kind,

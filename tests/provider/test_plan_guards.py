@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import psycopg
 import pytest
 
-from affinity.provider.contract import OrchestrationItem, Release, SessionHold
+from affinity.provider.contract import FailureFilter, FailurePlace, OrchestrationItem, Release, SessionHold
 from affinity.provider.postgres import sweep
 from affinity.provider.postgres.driver import connections
 from affinity.schedules.store.contract import schedules_of
@@ -119,8 +120,14 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
 
 def management_verbs(peer: Peer) -> list[Verb]:
     """The verbs that operators call."""
+    of_step = FailureFilter(seconds=86_400.0, kind="activity", name="step3", error_type="Error")
     return [
         lambda: peer.provider.list_work_items("m", 10),
+        lambda: peer.provider.list_failed_attempts("x7", 1, 10),
+        lambda: peer.provider.list_failures(FailureFilter(seconds=86_400.0), 10),
+        lambda: peer.provider.list_failures(of_step, 10),
+        lambda: peer.provider.list_failures(replace(of_step, after=FailurePlace(datetime.now(UTC), "x", 1, 2, 1)), 10),
+        lambda: peer.provider.group_failures(86_400.0, 10, most=10),
         lambda: peer.provider.list_executions("m", 10),
         lambda: peer.provider.read_origins("m", 1),
         lambda: peer.provider.list_tree("m", 10),

@@ -134,11 +134,9 @@ class FailureRules(Rules):
         assert (await a.provider.group_failures(86_400, 10, most=100)).groups[0].count == 3
         one = await a.provider.group_failures(HOUR, 1, most=1)
         assert (len(one.groups), one.is_cut) == (1, True)
-        cut = {
-            each.error_type: (each.count, each.is_cut)
-            for each in (await a.provider.group_failures(HOUR, 9, most=1)).groups
-        }
-        assert cut == {"ValueError": (1, True), "OSError": (1, False)}
+        few = (await a.provider.group_failures(HOUR, 9, most=1)).groups
+        counts = {each.error_type: (each.count, each.is_cut) for each in few}
+        assert counts == {"ValueError": (1, True), "OSError": (1, False)}
         await cluster.advance(2 * HOUR)
         assert (await a.provider.group_failures(HOUR, 10, most=100)).groups == []
 
