@@ -16,6 +16,7 @@ from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooL
 __all__ = [
     "MAX_BATCH",
     "MAX_COUNT",
+    "MAX_FAILURES_SEARCHED",
     "MAX_ID_BYTES",
     "MAX_PAGE",
     "MAX_QUOTA",

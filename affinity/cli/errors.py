@@ -10,12 +10,13 @@ import click
 from affinity.cli.output import relative, table
 from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
 from affinity.composed.client import Client
-from affinity.limits import MAX_FAILURE_SECONDS, MAX_FAILURES_SEARCHED
+from affinity.limits import MAX_FAILURES_SEARCHED
 from affinity.provider.contract import FailureGroup, FailureGroups, FailureKind, FailureRecord
 
 _GROUP_COLUMNS: Final = ("ERROR", "IN", "KIND", "FAILURES", "INSTANCES", "SINCE", "LAST")
 _COLUMNS: Final = ("INSTANCE", "WHEN", "IN", "KIND", "ATTEMPT", "THEN", "ERROR")
 _MOST: Final = 50
+_DAY: Final = 86_400.0
 
 
 @command()
@@ -42,7 +43,7 @@ def errors(
     """
     if error_type is not None and name is None:
         raise click.UsageError("--type is the class of errors of NAME: give NAME")
-    seconds = MAX_FAILURE_SECONDS if day else 3600.0
+    seconds = _DAY if day else 3600.0
     if name is None and text is None:
         _groups(shell, seconds)
         return

@@ -10,7 +10,6 @@ from affinity.console.payloads import Payloads
 from affinity.errors import InvalidInput
 from affinity.limits import MAX_FAILURES_SEARCHED
 from affinity.provider.contract import FailureGroups, FailureKind
-from affinity.records import UnreadableText
 
 SPANS: Final = {"hour": 3600.0, "day": 86_400.0}
 """Seconds."""
@@ -38,7 +37,7 @@ async def errors(client: Client, query: Query, payloads: Payloads) -> dict[str, 
     is_encrypted = False
     if "text" in where:
         sample = await client.failures(seconds=SPANS[span]).page(limit=ROWS)
-        is_encrypted = any(isinstance(each.error, UnreadableText) for each in sample.items)
+        is_encrypted = not all(each.is_readable for each in sample.items)
     return {
         "groups": groups,
         "page": page,

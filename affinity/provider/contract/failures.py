@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
-from affinity.records import frozen
+from affinity.records import UnreadableText, frozen
 
 FailureKind: TypeAlias = Literal["activity", "orchestration"]
 """What has failed."""
@@ -37,6 +37,11 @@ class FailureRecord:
     failed_at: datetime
     error: str  # "ValueError: …", at most `limits.MAX_NOTED_ERROR_BYTES`
     stack: str | None = None  # of an attempt that is retried; None: not kept, not read, or in the history
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether ``error`` could be decoded; else it says why not."""
+        return not isinstance(self.error, UnreadableText)
 
 
 class FailurePlace(NamedTuple):
