@@ -97,7 +97,7 @@ class FailureRules(Rules):
         provider = a.provider
 
         async def pages(where: FailureFilter, size: int) -> list[FailureRecord]:
-            found, page = [], await provider.list_failures(where, size)
+            found, page = list[FailureRecord](), await provider.list_failures(where, size)
             while page:
                 found += page
                 page = await provider.list_failures(replace(where, after=place_of(page[-1])), size)
