@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
+from affinity.conversation.run_rows import OF_RUN
 from affinity.orchestration import events as ev
 from affinity.provider.contract import FINISHED
 from affinity.provider.rounds import LONGEST_PAUSE
@@ -334,19 +335,24 @@ def _journal_revisits(db: Tables) -> Iterator[str]:
             yield f"{db.journals[row['journal_id']]['session_id']!r}/{row['key']} is due"
 
 
-def _of_running_wakes(table: str) -> Rule:
-    """Nothing is streamed, and no step goes on: no wake runs."""
-
-    def check(db: Tables) -> Iterator[str]:
-        for row in db.rows[table]:
-            if row["journal_id"] not in db.journals or not _is_stuck(db, row["journal_id"]):
-                yield f"{row['journal_id']}: a row of wake {row['wake_id']} is left"
-
-    return check
+def _left_by_wake(db: Tables, row: Row) -> Iterator[str]:
+    if row["journal_id"] not in db.journals or not _is_stuck(db, row["journal_id"]):
+        yield f"{row['journal_id']}: a row of wake {row['wake_id']} is left"
 
 
-RULES.of("journal_streams")(_of_running_wakes("journal_streams"))
-RULES.of("journal_steps")(_of_running_wakes("journal_steps"))
+@RULES.of("journal_streams")
+def _journal_streams(db: Tables) -> Iterator[str]:
+    """Nothing is streamed: no wake runs."""
+    for row in db.rows["journal_streams"]:
+        yield from _left_by_wake(db, row)
+
+
+@RULES.of("journal_steps")
+def _journal_steps(db: Tables) -> Iterator[str]:
+    """Of a run over several wakes, in an open conversation; no step of a wake goes on."""
+    for row in db.rows["journal_steps"]:
+        if row["wake_id"] != OF_RUN or [*_of_open_journal(db, row)]:
+            yield from _left_by_wake(db, row)
 
 
 @RULES.of("activity_waits")

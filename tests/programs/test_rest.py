@@ -431,7 +431,10 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.add("journal_revisits", journal_id=99, key="k", due_at=at.now + 9),
     ),
     "journal_streams": (lambda at: at.add("journal_streams", **at.of("c", wake_id="w", attempt=1)),),
-    "journal_steps": (lambda at: at.add("journal_steps", **at.of("c", wake_id="w", key="k")),),
+    "journal_steps": (
+        lambda at: at.add("journal_steps", **at.of("c", wake_id="w", key="k")),
+        lambda at: at.add("journal_steps", journal_id=99, wake_id="run", key="k"),
+    ),
     "activity_waits": (
         lambda at: at.add("activity_waits", instance_id="c", execution_id=9, activity_id=9, awaited="d"),
     ),

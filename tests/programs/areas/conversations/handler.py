@@ -38,6 +38,8 @@ from tests.programs.areas.conversations.script import FOR_GOOD
 NAME: Final = "conversations"
 CHILD: Final = f"{NAME}.child"
 
+WAKES_OF_RUN: Final = 4
+
 LIMITS: Final = ConversationLimits(inputs=4, requests=3, revisits=3)
 WAKES: Final = affinity.Limit("wakes", concurrency=3)
 OWNERS: Final = affinity.Limit("owners", concurrency=2, keyed=True)
@@ -376,7 +378,7 @@ class WakePort:
         await self.emit(Noted(f"step {number}"))
 
     async def group(self, attempts: int, final: bool) -> None:
-        """Three at the same time, the second of which fails."""
+        """Three at the same time, the second of which fails, by keys; and two that are equal, without keys."""
 
         async def failing() -> str:
             await self.fail(attempts, final)
@@ -386,7 +388,31 @@ class WakePort:
         async with anyio.create_task_group() as tasks:
             for number in range(3):
                 tasks.start_soon(self._step, f"{place}/{number}", failing if number == 1 else _new_result)
+            tasks.start_soon(self._equal_steps, place)
         await self.emit(Noted("group"))
+
+    async def _equal_steps(self, place: str) -> None:
+        """The one may have the result of the other."""
+        results: list[str] = []
+
+        async def step() -> None:
+            results.append(await self._wake.step(f"equal at {place}", _new_result))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(step)
+            tasks.start_soon(step)
+        self._note(f"{place}/equal", " ".join(sorted(results)))
+
+    async def run(self, wakes: int) -> None:
+        """Go on in a run over several wakes: each adds a step, and gets the results of those before."""
+        number = wakes % WAKES_OF_RUN
+        async with self._wake.run("over wakes") as run:
+            for each in range(number + 1):
+                result = await run.step("part", _new_part, each)
+                of = f"{self._wake.conversation_id} {run.id} {each}"
+                assert calls.note_step(of, result), f"step {each} of run {run.id} has a second result"
+            if number < WAKES_OF_RUN - 1:
+                await run.pause()
 
     async def _step(self, place: str, work: Callable[[], Awaitable[str]], once: bool = False) -> None:
         """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
@@ -395,8 +421,11 @@ class WakePort:
         except StepInterrupted:
             assert once, f"step {place} was interrupted, and may be repeated"
         else:
-            wake = self._wake._parts.tried_with or self._wake.id  # of all its inputs, which are tried one by one
-            assert calls.note_step(f"{wake} {place}", result), f"step {place} has a second result"
+            self._note(place, result)
+
+    def _note(self, place: str, result: str) -> None:
+        wake = self._wake._parts.tried_with or self._wake.id  # of all its inputs, which are tried one by one
+        assert calls.note_step(f"{wake} {place}", result), f"step {place} has a second result"
 
     async def commit(self) -> None:
         await self._wake.commit()
@@ -449,6 +478,10 @@ def end_of_run(what: str, number: int) -> tuple[int | None, str | None]:
 async def _new_result() -> str:
     await anyio.sleep(0.001)
     return uuid4().hex
+
+
+async def _new_part(number: int) -> str:
+    return f"{number} {await _new_result()}"
 
 
 def talk_id(number: int) -> str:
@@ -522,6 +555,7 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
         seen = seen_of(wake, chat)
         wake.append(seen)
         await perform(port, chat, wake.id, seen.due, [(source_of(each), each.event) for each in wake.pending])
+        await port.run(chat.wakes)
 
     for each in made:
         each.on_wake(retry=RETRY, max_cycles=3)(handle)
