@@ -55,6 +55,7 @@ class Chat(BaseModel):
     waiting: dict[str, list[Any]] = Field(default_factory=dict)  # steps by the id of the request for which they wait
     at_wake: str = ""  # the wake that has committed a part, while it has not ended
     done: dict[str, int] = Field(default_factory=dict)  # how many steps it has begun, by their source
+    run: list[str] = Field(default_factory=list)  # its id, and the id of the run that goes on in the next wake
     adds_again: bool = False  # its next attempt adds again what is committed
 
 
@@ -114,6 +115,8 @@ OWN_EVENTS: Final = (Script, Seen, Noted, Refused, Kept)
 class Port(Protocol):
     """Where the steps have their effects: a wake, or the oracle, which compares them with the entries of one."""
 
+    name: str
+    """Of the conversation."""
     place: str
     """Of the step."""
 
@@ -127,6 +130,7 @@ class Port(Protocol):
     async def step(self, number: int, once: bool) -> None: ...
     async def group(self, attempts: int, final: bool) -> None: ...
     async def start(self, what: str, number: int) -> None: ...
+    async def run(self, number: int, known: str | None) -> str: ...
     async def commit(self) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
@@ -170,6 +174,10 @@ async def perform(
         await _do(port, chat, place, steps)
     for source, event in events:
         await _read(port, chat, source, event)
+    is_known = chat.run[:1] == [port.name] and not any(isinstance(event, UserInterrupt) for _, event in events)
+    number = chat.wakes % WAKES_OF_RUN
+    run = await port.run(number, chat.run[1] if is_known else None)
+    chat.run = [port.name, run] if number < WAKES_OF_RUN - 1 else []
     chat.at_wake, chat.done, chat.adds_again = "", {}, False
     await port.emit(Kept(chat.model_copy(deep=True)))
 
@@ -294,6 +302,7 @@ class WakePort:
 
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
+        self.name = wake.conversation_id
         self.place = ""
 
     async def add_again(self) -> None:
@@ -403,16 +412,17 @@ class WakePort:
             tasks.start_soon(step)
         self._note(f"{place}/equal", " ".join(sorted(results)))
 
-    async def run(self, wakes: int) -> None:
+    async def run(self, number: int, known: str | None) -> str:
         """Go on in a run over several wakes: each adds a step, and gets the results of those before."""
-        number = wakes % WAKES_OF_RUN
         async with self._wake.run("over wakes") as run:
             for each in range(number + 1):
                 result = await run.step("part", _new_part, each)
                 of = f"{self._wake.conversation_id} {run.id} {each}"
                 assert calls.note_step(of, result), f"step {each} of run {run.id} has a second result"
+            self._wake.append(Noted(f"run {run.id}"))
             if number < WAKES_OF_RUN - 1:
                 await run.pause()
+        return run.id
 
     async def _step(self, place: str, work: Callable[[], Awaitable[str]], once: bool = False) -> None:
         """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
@@ -555,7 +565,6 @@ def make() -> tuple[Conversations[Chat], Conversations[Chat]]:
         seen = seen_of(wake, chat)
         wake.append(seen)
         await perform(port, chat, wake.id, seen.due, [(source_of(each), each.event) for each in wake.pending])
-        await port.run(chat.wakes)
 
     for each in made:
         each.on_wake(retry=RETRY, max_cycles=3)(handle)
