@@ -3,7 +3,7 @@
 The first line is the conversation (``conversation``), then come its ancestors, nearest first (``ancestor``), its record
 of state (``record``, as `affinity.session.transfer` has it), its ended wakes (``wake``), its pending requests
 (``request``) and revisits (``revisit``), its open work of children and runs (``delegation``), the steps of a wake that
-has not ended (``step``), and its entries (``entry``), oldest first.
+has not ended, and of runs over several wakes (``step``), and its entries (``entry``), oldest first.
 
 An import makes a conversation with these entries, numbered from 1, this state, these requests and revisits. It has no
 parents; the lineage that it had, as far as its nearest ancestors, is kept in its extras. Delegations and steps cannot
@@ -49,7 +49,7 @@ Lines: TypeAlias = Iterable[str | bytes] | AsyncIterable[str | bytes]
 
 LeftOut: TypeAlias = Literal["delegations", "steps"]
 """Work that cannot go on elsewhere: children and runs that work for the conversation; steps of a wake that has not
-ended.
+ended, or of a run over several wakes (`Wake.run`).
 """
 
 FORMAT: Final = 1
