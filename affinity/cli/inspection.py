@@ -18,7 +18,7 @@ from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.errors import Explanation
 from affinity.limits import MAX_COUNT, MAX_PAGE
-from affinity.provider.contract import FailureRecord, InstanceSize
+from affinity.provider.contract import FailureRecord, InstanceSize, QueuePart, WorkItemInfo
 
 _MAX_LINES: Final = 20
 """Lines at most; ``--json`` shows more."""
@@ -339,6 +339,38 @@ def _node_row(node: TreeNode) -> tuple[object, ...]:
     return "  " * node.depth + node.instance_id, label, node.status, node.created_at
 
 
+_QUEUE_COLUMNS: Final = (
+    *("ACTIVITY", "STATE", "INSTANCE", "SESSION", "FAILURES", "ATTEMPTS", "NEXT", "WORKER", "LAST ERROR"),
+)
+
+
+@command()
+@click.option(
+    "--part",
+    type=click.Choice(get_args(QueuePart)),
+    default="retried",
+    show_default=True,
+    help="Tried again after a failure; delayed otherwise; behind other ordered work; at a limit.",
+)
+@click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=100, show_default=True, help="Activities at most.")
+def retries(shell: Shell, *, part: QueuePart, limit: int) -> None:
+    """List the activities that are tried again, of all instances, or those of another part of the queue: those that are
+    due first.
+
+    Examples:
+      affinity retries
+      affinity retries --part limited --json | jq -r '.activities[].key.instance_id'
+    """
+    found = with_client(shell, lambda client: client.queued_activities(part, limit=limit))
+    shell.show({"activities": found}, lambda: table(_QUEUE_COLUMNS, map(_queue_row, found), empty="no activities"))
+
+
+def _queue_row(one: WorkItemInfo) -> tuple[object, ...]:
+    error = None if one.last_error is None else cell(one.last_error)
+    counts = one.failures or None, one.attempts
+    return one.name, one.state, one.key.instance_id, one.session_id, *counts, one.visible_at, one.worker_id, error
+
+
 @command()
 @click.option(
     "--limit", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Where counts stop."
@@ -356,6 +388,7 @@ def _counts(found: WorkStatistics) -> Iterable[tuple[str, object]]:
     yield from ((f"instances {status}", number) for status, number in found.instances.items())
     yield from ((f"activities {state}", number) for state, number in found.work_items.items())
     yield from ((f"messages {state}", number) for state, number in found.messages.items())
+    yield "activities parked", found.parked
     yield "sessions waiting", found.waiting_sessions
     for what, age in (("activity", found.oldest_work_item), ("message", found.oldest_message)):
         yield f"oldest waiting {what}", None if age is None else seconds(age)

@@ -32,6 +32,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "history": ("inspection.history", "Show what happened in an instance."),
         "tree": ("inspection.tree", "Show an instance and its sub-orchestrations."),
         "executions": ("inspection.executions", "Show the executions of an instance."),
+        "retries": ("inspection.retries", "List activities that are tried again, or wait otherwise."),
         "stats": ("inspection.stats", "Show how much there is to do."),
         "errors": ("errors.errors", "Show what fails most, and search in the texts of errors."),
         "trends": ("affinity.trends.command.trends", "Show starts, ends, retries, waits and durations over time."),

@@ -75,12 +75,14 @@ from affinity.provider.contract import (
     InstanceStatus,
     MoveFilter,
     MoveReason,
+    QueuePart,
     Quotas,
     SessionInfo,
     SessionMove,
     SessionUse,
     WorkerDemand,
     WorkerInfo,
+    WorkItemInfo,
 )
 from affinity.records import Labels, copied
 from affinity.redaction import redacted
@@ -386,6 +388,23 @@ class Inspection(FailureCalls):
                 break
         return found.all(rows, finished=has_ended), found.refused
 
+    async def queued_activities(self, part: QueuePart, *, limit: int = 100) -> Sequence[WorkItemInfo]:
+        """Return the activities of all instances in a part of the queue, those that are due first: "retried" ones,
+        which have failed and are tried again, also the ones that run; the other ones that are "delayed"; those
+        "blocked" by another activity of an ordered session; those "limited", which wait at a limit.
+
+        Args:
+            part: of the queue.
+            limit: activities at most, from 1 to `limits.MAX_PAGE`.
+
+        Raises:
+            InvalidInput: there is no such part, or a limit out of range.
+        """
+        check_limit(limit)
+        if part not in get_args(QueuePart):
+            raise InvalidInput(f"part = {part!r:.80}: must be one of {', '.join(get_args(QueuePart))}")
+        return await retry(partial(self._provider.list_queue, part, limit))
+
     async def tree(self, instance_id: str, *, limit: int = MAX_PAGE) -> InstanceTree:
         """Return an instance with its sub-orchestrations and theirs.
 
@@ -549,7 +568,8 @@ class Inspection(FailureCalls):
 
     async def session_uses(self, session_id: str, *, limit: int = 100) -> Sequence[SessionUse]:
         """Return what uses a session now: the waits that hold it, the activities that run on it or are queued for it,
-        and the orchestrations that watch its moves; each with its instance. Work that waits at a limit is left out.
+        and the orchestrations that watch its moves; each with its instance. Work for it that waits at a limit is
+        "limited".
 
         Args:
             session_id: the session.

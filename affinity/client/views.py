@@ -133,6 +133,7 @@ class WorkStatistics:
     messages: Mapping[MessageState, int]
     oldest_work_item: float | None  # seconds for which the one that waits longest could have been fetched
     oldest_message: float | None
+    parked: int  # activities that are parked until a message comes: the next wakes of conversations, for the most part
     waiting_sessions: int  # that have work and no holder, among as many activities as the limit
     at_least: Collection[InstanceStatus] = ()  # statuses of which there are, or may be, more instances than that
 

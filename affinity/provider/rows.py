@@ -222,9 +222,9 @@ def to_origins(rows: Iterable[Columns], time: Time) -> list[EventOrigin]:
     ]
 
 
-def to_work_item_info(instance_id: str, row: Columns, time: Time) -> WorkItemInfo:
+def to_work_item_info(row: Columns, time: Time) -> WorkItemInfo:
     """Return a work item as operators see it."""
-    is_later, is_blocked, is_limited, execution_id, activity_id, name, session_id, worker_id, *rest = row
+    instance_id, is_later, is_blocked, is_limited, execution_id, activity_id, name, session_id, worker_id, *rest = row
     waits: WorkItemState = (
         "blocked" if is_blocked else "delayed" if is_later else "limited" if is_limited else "waiting"
     )

@@ -23,7 +23,8 @@ from affinity.conversation import UserMessage
 from affinity.errors import InvalidOptions
 from affinity.session import SessionMetadata, SessionState
 from tests.console.conftest import Open, fill
-from tests.support.console_app import chats
+from tests.support.console_app import chats, retries
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -227,6 +228,26 @@ async def test_instances_are_found_by_version_and_time(client: Client, open_cons
             page = (await http.get(f"/instances?{query}")).text
             assert sorted(re.findall(r'<span class="id"><a href="/instance\?id=([^"]+)"', page)) == names, query
         assert (await http.get("/instances?since=noon")).status_code == 400
+
+
+async def test_what_is_tried_again_and_what_waits_otherwise(client: Client, open_console: Open) -> None:
+    """The menu counts what is tried again."""
+    async with open_console() as http:
+        page = (await http.get("/retries")).text
+        assert "No activity has failed and is tried again." in page
+        assert "No activity waits at a limit." in page
+        await client.start(retries, "not yet", instance_id="again")
+
+        async def has_failed() -> bool:
+            return bool(await client.queued_activities("retried"))
+
+        await until(has_failed)
+    async with open_console() as http:
+        page = (await http.get("/retries?part=retried")).text
+        assert "ValueError: not yet" in page
+        assert '/instance?id=again"' in page
+        assert 'title="1 activity is tried again">1</span>' in page
+        assert (await http.get("/retries?part=x")).status_code == 400
 
 
 def ids_of(page: str) -> list[str]:

@@ -44,7 +44,7 @@ CLIENT_VERBS: Final = frozenset({
     "get_instance",
     "get_replies", "list_instances", "read_history", "list_sessions",
     "list_workers", "list_code", "desired_workers", "get_quotas", "read_identity", "read_origins",
-    "list_work_items", "list_failed_attempts", "list_failures", "group_failures",
+    "list_work_items", "list_queue", "list_failed_attempts", "list_failures", "group_failures",
     "list_executions", "list_tree", "measure_queues", "count_instances", "count_matching",
     "count_statuses", "sample_waiting_work", "notify_workers", "notify_changes",
     "read_journal", "get_wakes", "get_waits", "list_journals", "get_pending",

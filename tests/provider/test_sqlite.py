@@ -246,6 +246,8 @@ RARE = {
     "abandoned",
     "over",
     "remove_ended",
+    "retried_items",
+    "count_parked",
 }
 """Statements that may read a whole table: after a lost reply, for status pages, when a quota is set, when a timeline
 begins, at a migration; all that is suspended, every ten seconds or up to a limit; all pending requests; or, for
@@ -271,6 +273,9 @@ IN_PARTS = {
     "list_ended",
     "past",
     "by_end",
+    "item",
+    "runner",
+    "route_items",
 }
 """Statements that never run as they stand: `test_sqlite_state_list` and `LISTINGS` look at parts of listings.
 The others are conditions or columns, which statements include.

@@ -76,6 +76,12 @@ async def spoils(ctx: affinity.OrchestrationContext, text: str) -> None:
 
 
 @app.orchestration
+async def retries(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Have an activity fail, and be tried again in an hour."""
+    await ctx.schedule_activity(spoil, text, retry=affinity.RetryPolicy(max_attempts=2, initial_interval=50))
+
+
+@app.orchestration
 async def needs(ctx: affinity.OrchestrationContext, tag: str) -> None:
     """Wait for a worker with a tag that none has."""
     await ctx.schedule_activity(note, "").with_tag(tag)

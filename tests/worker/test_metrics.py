@@ -158,6 +158,7 @@ QUEUES = QueueStatistics(
     oldest_work_item=None,
     oldest_message=None,
     suspended=7,
+    parked=0,
     waiting_sessions=3,
     oldest_waiting_session=None,
     late={},

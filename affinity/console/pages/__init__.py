@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 
 from affinity.composed.client import Client
-from affinity.console.pages import errors, instances, overview, sessions, workers
+from affinity.console.pages import errors, instances, overview, retries, sessions, workers
 from affinity.console.pages.base import Page, Waiting
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
@@ -26,11 +26,12 @@ _PAGES = {
         ),
         Page("/errors", "Errors", "errors.html", errors.errors),
         Page("/instance", "Instance", "instance.html", instances.instance),
+        Page("/retries", "Retries", "retries.html", retries.retries, waiting=retries.retried),
         Page("/reset", "Reset", "reset.html", instances.reset),
     )
 }
 
-_FIRST = ("/", "/instances", "/errors", "/sessions", "/workers")
+_FIRST = ("/", "/instances", "/errors", "/retries", "/sessions", "/workers")
 
 
 @cache

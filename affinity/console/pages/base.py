@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import anyio
 
@@ -16,6 +16,8 @@ from affinity.errors import InvalidInput
 
 ROWS: Final = 50
 """Rows on a page of a list."""
+
+Word = TypeVar("Word", bound=str)
 
 Query: TypeAlias = Mapping[str, str]
 Load: TypeAlias = Callable[[Client, Query, Payloads], Awaitable[dict[str, Any]]]
@@ -161,15 +163,16 @@ def list_of(query: Query, name: str, allowed: Collection[str]) -> list[str]:
     return found
 
 
-def single(query: Query, name: str, allowed: Collection[str]) -> str:
+def single(query: Query, name: str, allowed: Collection[Word]) -> Word:
     """A value of the URL that is one of these.
 
     Raises:
         InvalidInput: it is none of them.
     """
-    if query.get(name) not in allowed:
+    found = next((word for word in allowed if word == query.get(name)), None)
+    if found is None:
         raise InvalidInput(f"there is no {name} {query.get(name)!r:.40}: there are {', '.join(allowed)}")
-    return query[name]
+    return found
 
 
 def given(query: Query, *names: str) -> dict[str, str]:

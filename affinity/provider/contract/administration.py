@@ -30,7 +30,7 @@ from affinity.provider.contract.sessions import (
     SessionUse,
 )
 from affinity.provider.contract.turns import Reset
-from affinity.provider.contract.work_items import WorkItemInfo
+from affinity.provider.contract.work_items import QueuePart, WorkItemInfo
 from affinity.provider.contract.workers import RegisteredCode, WorkerDemand, WorkerInfo
 
 
@@ -130,6 +130,12 @@ class AdministrationProvider(ProviderConnection, Protocol):
         """
         ...
 
+    async def list_queue(self, part: QueuePart, limit: int) -> Sequence[WorkItemInfo]:
+        """Return the work items of a part of the queue that can be fetched first. Delayed ones are looked for among ten
+        times as many that can be fetched later, of each route.
+        """
+        ...
+
     async def list_executions(
         self, instance_id: str, limit: int, *, before: int | None = None
     ) -> Sequence[ExecutionInfo]:
@@ -178,8 +184,8 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def list_session_uses(self, session_id: str, *, limit: int = 100) -> Sequence[SessionUse]:
-        """Return what uses a session: the holds that last, the work in the queue, running work first, and the watches;
-        at most ``limit`` of each kind, and not work that waits at a limited gate.
+        """Return what uses a session: the holds that last, the work in the queue, running work first, the work for it
+        that waits at a limited gate, longest first, and the watches; at most ``limit`` of each kind.
         """
         ...
 

@@ -64,6 +64,7 @@ class QueueStatistics:
     suspended: int  # instances
     waiting_sessions: int  # sessions with work and without a holder, among the first work items, up to the limit
     oldest_waiting_session: float | None  # seconds for which the oldest visible item of such a session has been waiting
+    parked: int  # parked items, among as many rows of them as the limit
     late: Mapping[str, float | None]  # by guest, seconds for which the longest due work of its loop has been due
 
 

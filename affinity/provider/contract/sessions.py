@@ -102,9 +102,9 @@ class MoveReport(NamedTuple):
 
 @frozen(kw_only=True)
 class SessionUse:
-    """An instance that uses a session: by its work, by a hold, or by a watch."""
+    """An instance that uses a session: by its work, by a hold, or by a watch; or is to use it, by work at a limit."""
 
-    kind: Literal["work", "hold", "watch"]
+    kind: Literal["work", "limited", "hold", "watch"]  # limited: the work waits at a gate
     instance_id: str
     activity: str | None  # the name of the work
     worker_id: str | None  # that runs the work; None: it waits

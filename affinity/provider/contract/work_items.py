@@ -211,6 +211,12 @@ it waits at a limited gate.
 """
 
 
+QueuePart: TypeAlias = Literal["retried", "delayed", "blocked", "limited"]
+"""A part of the queue of work items: those that have failed and are tried again, whatever their state; the other ones
+that can be fetched later; those behind another ordered item; those at a gate.
+"""
+
+
 @frozen(kw_only=True)
 class WorkItemInfo:
     """One row of ``worker_queue``, for people."""

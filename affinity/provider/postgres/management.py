@@ -14,6 +14,7 @@ from affinity.provider.contract import (
     ExecutionInfo,
     InstanceCounts,
     InstanceSize,
+    QueuePart,
     QueueStatistics,
     StatusCounts,
     TreeMember,
@@ -32,7 +33,7 @@ from affinity.provider.rows import (
     to_tree_member,
     to_work_item_info,
 )
-from affinity.provider.statements import load_statements, with_columns
+from affinity.provider.statements import load_statements, with_columns, with_parts
 
 _SQL: Final = load_statements(__package__, "management.sql")
 
@@ -44,7 +45,12 @@ async def read_origins(db: Database, instance_id: str, execution_id: int) -> Seq
 
 async def list_work_items(db: Database, instance_id: str, limit: int) -> Sequence[WorkItemInfo]:
     rows = await db.connections.quick.run(_SQL["work_items"], {"instance": instance_id, "limit": Int8(limit)})
-    return [to_work_item_info(instance_id, row, same_time) for row in rows]
+    return [to_work_item_info(row, same_time) for row in rows]
+
+
+async def list_queue(db: Database, part: QueuePart, limit: int) -> Sequence[WorkItemInfo]:
+    rows = await db.connections.quick.run(with_parts(_SQL["queue"], frozenset({part})), {"limit": Int8(limit)})
+    return [to_work_item_info(row, same_time) for row in rows]
 
 
 async def measure_instance(db: Database, instance_id: str) -> InstanceSize | None:
@@ -70,7 +76,7 @@ async def list_tree(db: Database, instance_id: str, limit: int) -> Sequence[Tree
 
 
 async def measure_queues(db: Database, limit: int) -> QueueStatistics:
-    ((suspended, *columns),) = await db.connections.quick.run(_measure(), {"limit": Int8(limit)})
+    ((suspended, parked, *columns),) = await db.connections.quick.run(_measure(), {"limit": Int8(limit)})
     counts, (waiting_sessions, oldest_item, oldest_session, oldest_message, *late) = columns[:7], columns[7:]
     return QueueStatistics(
         work_items=dict(zip(("running", "waiting", "delayed", "blocked"), counts[:4], strict=True)),
@@ -78,6 +84,7 @@ async def measure_queues(db: Database, limit: int) -> QueueStatistics:
         oldest_work_item=not_negative(oldest_item),
         oldest_message=not_negative(oldest_message),
         suspended=suspended,
+        parked=parked,
         waiting_sessions=waiting_sessions,
         oldest_waiting_session=not_negative(oldest_session),
         late=dict(zip(expressions("late"), map(not_negative, late), strict=True)),

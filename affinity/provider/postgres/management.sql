@@ -22,22 +22,55 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (SELECT count(*) AS "values" FROM instance_values v WHERE v.instance_id = i.instance_id) v
 WHERE i.instance_id = %(instance)s
 
--- work_items: of one instance
-SELECT q.visible_at > clock(), q.route = 'blocked', q.limited IS TRUE AND q.route IN ('gate', 'gated'), q.execution_id, q.activity_id, q.name,
-    coalesce(q.session_id, q.gate_session, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
-    q.last_error, CASE WHEN w.worker_id IS NOT NULL THEN coalesce(q.locked_at, q.enqueued_at) END,
+-- item: of a work item q, of its tag t, and of the live worker w that runs it
+SELECT q.instance_id, q.visible_at > clock(), q.route = 'blocked', q.limited IS TRUE AND q.route IN ('gate', 'gated'), q.execution_id,
+    q.activity_id, q.name, coalesce(q.session_id, q.gate_session, q.order_session), w.worker_id, q.attempts, q.failures,
+    q.enqueued_at, q.visible_at, q.last_error, CASE WHEN w.worker_id IS NOT NULL THEN coalesce(q.locked_at, q.enqueued_at) END,
     coalesce(t.tag, q.tag),
     t.tag IS NULL OR EXISTS (SELECT FROM workers a WHERE a.locked_until > clock() AND a.tags && ARRAY[t.tag, 'any']),
     extract(epoch FROM clock()
         - CASE WHEN w.worker_id IS NULL THEN q.visible_at ELSE coalesce(q.locked_at, q.enqueued_at) END)::float8
-FROM worker_queue q
+
+-- runner: its tag, and the live worker that runs it
 CROSS JOIN LATERAL (
     -- At its gate, only what no worker has taken is known to wait for one.
     SELECT coalesce(substring(q.route FROM '^(?:free|new)#(.*)$'), CASE WHEN q.passed_over IS NOT NULL THEN q.tag END) AS tag) t
 LEFT JOIN alive_workers w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
+
+-- work_items: of one instance
+-- include item
+FROM worker_queue q
+-- include runner
 WHERE q.instance_id = %(instance)s
 ORDER BY q.execution_id, q.activity_id LIMIT %(limit)s
+
+-- queue: items of a part of the queue (parts `retried`, `delayed`, `blocked`, `limited`), those that can be fetched first
+-- [delayed
+-- include routes
+-- delayed]
+-- include item
+FROM (
+-- [retried
+    SELECT * FROM worker_queue WHERE failures > 0 ORDER BY visible_at LIMIT %(limit)s
+-- retried]
+-- [delayed
+    SELECT q.* FROM item_route r CROSS JOIN LATERAL (
+        SELECT * FROM worker_queue q WHERE q.route = r.name AND q.visible_at > (SELECT clock())
+        ORDER BY q.visible_at LIMIT 10 * %(limit)s
+    ) q WHERE r.name NOT IN ('blocked', 'gate', 'gated') AND q.failures = 0 ORDER BY q.visible_at LIMIT %(limit)s
+-- delayed]
+-- [blocked
+    SELECT * FROM worker_queue WHERE route = 'blocked' ORDER BY visible_at LIMIT %(limit)s
+-- blocked]
+-- [limited
+    SELECT q.* FROM unnest(ARRAY['gate', 'gated']) AS r (name) CROSS JOIN LATERAL (
+        SELECT * FROM worker_queue q WHERE q.route = r.name ORDER BY q.visible_at LIMIT %(limit)s
+    ) q ORDER BY q.visible_at LIMIT %(limit)s
+-- limited]
+) q
+-- include runner
+ORDER BY q.visible_at
 
 -- executions: of one instance, newest first, found one by one in the index
 WITH RECURSIVE instance AS MATERIALIZED (
@@ -114,6 +147,7 @@ WITH RECURSIVE item_route (name) AS (
 SELECT
     (SELECT count(*) FROM (
         SELECT FROM suspensions WHERE resumed_at IS NULL ORDER BY suspended_at LIMIT %(limit)s) s),
+    (SELECT count(*) FILTER (WHERE p.parked) FROM (SELECT parked FROM parked_items ORDER BY instance_id LIMIT %(limit)s) p),
     (SELECT count(*) FROM item WHERE running), (SELECT count(*) FROM item WHERE NOT running),
     (SELECT count(*) FROM (
         SELECT FROM item_route r CROSS JOIN LATERAL (

@@ -27,7 +27,7 @@ UNION ALL
 ORDER BY m.epoch DESC LIMIT %(limit)s)
 -- worker]
 
--- uses: of one session, by holds, work and watches
+-- uses: of one session, by holds, work, work at limits, and watches
 (
 SELECT 'hold', h.instance_id, NULL, NULL, NULL::float8, h.until FROM session_holds h
 WHERE h.session_id = %(session)s AND h.until > clock() ORDER BY h.until, h.instance_id LIMIT %(limit)s)
@@ -39,11 +39,16 @@ SELECT 'work', q.instance_id, q.name, w.worker_id,
 FROM (
     SELECT * FROM worker_queue WHERE session_id = %(session)s
     UNION ALL
-    SELECT * FROM worker_queue WHERE order_session = %(session)s AND session_id IS NULL
+    SELECT * FROM worker_queue WHERE order_session = %(session)s AND session_id IS NULL AND route NOT IN ('gate', 'gated')
 ) q
 LEFT JOIN alive_workers w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND q.locked_until > clock()
 ORDER BY w.worker_id IS NULL, q.enqueued_at, q.instance_id, q.activity_id LIMIT %(limit)s)
+UNION ALL
+(
+SELECT 'limited', q.instance_id, q.name, NULL, extract(epoch FROM clock() - q.enqueued_at)::float8, NULL FROM worker_queue q
+WHERE q.gate_session = %(session)s AND q.route IN ('gate', 'gated')
+ORDER BY q.enqueued_at, q.instance_id, q.activity_id LIMIT %(limit)s)
 UNION ALL
 (
 SELECT 'watch', s.instance_id, NULL, NULL, NULL, NULL FROM session_watches s

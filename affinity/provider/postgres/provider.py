@@ -242,6 +242,7 @@ class PostgresProvider(Database):
     count_matching: Final = instances.count_matching
     read_origins: Final = management.read_origins
     list_work_items: Final = management.list_work_items
+    list_queue: Final = management.list_queue
     measure_instance: Final = management.measure_instance
     list_failed_attempts: Final = failures.list_failed_attempts
     list_failures: Final = failures.list_failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from typing import Any, Final, get_args
 
 from affinity.provider.contract import (
@@ -12,6 +13,7 @@ from affinity.provider.contract import (
     InstanceCounts,
     InstanceSize,
     MessageState,
+    QueuePart,
     QueueStatistics,
     StatusCounts,
     TreeMember,
@@ -33,9 +35,11 @@ from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.sqlite.parts import ask
 from affinity.provider.sqlite.sessions import BLOCKED, FREE, GATE, GATED, NEW, SUSPENDED
-from affinity.provider.statements import load_statements
+from affinity.provider.statements import load_statements, with_parts
 
 SQL: Final = load_statements(__package__, "management.sql")
+_OF_ROUTE: Final = with_parts(SQL["route_items"], frozenset())
+_LATER: Final = with_parts(SQL["route_items"], frozenset({"later"}))
 
 _AT_GATES: Final = frozenset({GATE, GATED})
 
@@ -47,7 +51,25 @@ def read_origins(tx: Tx, instance_id: str, execution_id: int) -> list[EventOrigi
 
 def list_work_items(tx: Tx, instance_id: str, limit: int) -> list[WorkItemInfo]:
     rows = tx.rows(SQL["work_items"], {"instance_id": instance_id, "limit": limit, "now": tx.now})
-    return [to_work_item_info(instance_id, row, instant) for row in rows]
+    return [to_work_item_info(row, instant) for row in rows]
+
+
+def list_queue(tx: Tx, part: QueuePart, limit: int) -> list[WorkItemInfo]:
+    at: dict[str, Any] = {"now": tx.now, "limit": limit}
+    if part == "retried":
+        rows = tx.rows(SQL["retried_items"], at)
+    else:
+        statement = _LATER if part == "delayed" else _OF_ROUTE
+        at["limit"] = 10 * limit if part == "delayed" else limit
+        routes = [route for route in work_items.find_routes(tx) if _part_of(route) == part]
+        rows = [row for route in routes for row in tx.rows(statement, {**at, "route": route})]
+    found = [to_work_item_info(row, instant) for row in rows]
+    return sorted(found, key=attrgetter("visible_at"))[:limit]
+
+
+def _part_of(route: str) -> QueuePart:
+    """Return the part of the queue whose items a route may have."""
+    return "limited" if route in _AT_GATES else "blocked" if route == BLOCKED else "delayed"
 
 
 def measure_instance(tx: Tx, instance_id: str) -> InstanceSize | None:
@@ -77,6 +99,7 @@ def measure_queues(tx: Tx, limit: int) -> QueueStatistics:
         suspended=tx.value(SQL["count_suspended"], {"limit": limit}),
         waiting_sessions=_count_waiting_sessions(tx, at),
         oldest_waiting_session=oldest_session,
+        parked=tx.value(SQL["count_parked"], {"limit": limit}),
         late=ask(tx, "late"),
     )
 

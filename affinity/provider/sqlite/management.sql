@@ -16,10 +16,10 @@ SELECT
     value_bytes
 FROM instances WHERE instance_id = :instance_id;
 
--- work_items: of one instance
-SELECT q.visible_at > :now, q.route = 'blocked', q.limited IS 1 AND q.route IN ('gate', 'gated'), q.execution_id, q.activity_id, q.name,
-       coalesce(q.session_id, q.gate_session, q.order_session), w.worker_id, q.attempts, q.failures, q.enqueued_at, q.visible_at,
-       q.last_error, iif(w.worker_id IS NULL, NULL, coalesce(q.locked_at, q.enqueued_at)),
+-- item: of a work item q, and of the live worker w that runs it
+SELECT q.instance_id, q.visible_at > :now, q.route = 'blocked', q.limited IS 1 AND q.route IN ('gate', 'gated'), q.execution_id,
+       q.activity_id, q.name, coalesce(q.session_id, q.gate_session, q.order_session), w.worker_id, q.attempts, q.failures,
+       q.enqueued_at, q.visible_at, q.last_error, iif(w.worker_id IS NULL, NULL, coalesce(q.locked_at, q.enqueued_at)),
        coalesce(q.route_tag, q.tag), q.route_tag IS NULL OR EXISTS (
            SELECT 1 FROM workers AS a, json_each(a.tags) AS has WHERE a.locked_until > :now AND has.value IN (q.route_tag, 'any')),
        :now - iif(w.worker_id IS NULL, q.visible_at, coalesce(q.locked_at, q.enqueued_at))
@@ -27,13 +27,43 @@ FROM (
     -- At its gate, only what no worker has taken is known to wait for one.
     SELECT *, CASE WHEN route GLOB 'free#*' OR route GLOB 'new#*' THEN substr(route, instr(route, '#') + 1)
                    WHEN passed_over IS NOT NULL THEN tag END AS route_tag
-    FROM worker_queue WHERE instance_id = :instance_id
-) AS q
+
+-- runner: the live worker that runs a work item q
 LEFT JOIN workers AS w
     ON w.worker_id = q.lock_worker AND w.incarnation = q.lock_incarnation AND w.locked_until > :now
     AND q.locked_until > :now
+
+-- work_items: of one instance
+-- include item
+    FROM worker_queue WHERE instance_id = :instance_id
+) AS q
+-- include runner
 ORDER BY q.execution_id, q.activity_id
 LIMIT :limit;
+
+-- retried_items: that have failed before, of all instances
+-- include item
+    FROM worker_queue INDEXED BY worker_queue_failed WHERE failures > 0 ORDER BY visible_at LIMIT :limit
+) AS q
+-- include runner
+ORDER BY q.visible_at;
+
+-- route_items: of one route; part `later`: those that can be fetched later and have not failed
+-- include item
+    FROM worker_queue WHERE route = :route
+-- [later
+      AND visible_at > :now
+-- later]
+    ORDER BY visible_at LIMIT :limit
+) AS q
+-- include runner
+-- [later
+WHERE q.failures = 0
+-- later]
+ORDER BY q.visible_at;
+
+-- count_parked: parked items
+SELECT count(*) FROM (SELECT 1 FROM parked_items LIMIT :limit);
 
 -- executions: of one instance, newest first, found one by one in the index
 WITH RECURSIVE run (execution_id) AS (

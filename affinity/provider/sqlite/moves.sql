@@ -41,7 +41,7 @@ WHERE epoch = :epoch AND hydrate_seconds IS NULL;
 -- report_resources: what loads of resources have cost; the first of each resource counts
 UPDATE session_moves SET resource_seconds = json_patch(:resources, resource_seconds) WHERE epoch = :epoch;
 
--- uses: of one session, by holds, work and watches
+-- uses: of one session, by holds, work, work at limits, and watches
 SELECT * FROM (
     SELECT 'hold', h.instance_id, NULL, NULL, NULL, h.until FROM session_holds AS h
     WHERE h.session_id = :session AND h.until > :now ORDER BY h.until, h.instance_id LIMIT :limit
@@ -53,12 +53,18 @@ SELECT * FROM (
     FROM (
         SELECT * FROM worker_queue WHERE session_id = :session
         UNION ALL
-        SELECT * FROM worker_queue WHERE order_session = :session AND session_id IS NULL
+        SELECT * FROM worker_queue WHERE order_session = :session AND session_id IS NULL AND route NOT IN ('gate', 'gated')
     ) AS found
     LEFT JOIN workers AS w
         ON w.worker_id = found.lock_worker AND w.incarnation = found.lock_incarnation AND w.locked_until > :now
         AND found.locked_until > :now
     ORDER BY w.worker_id IS NULL, found.enqueued_at, found.instance_id, found.activity_id LIMIT :limit
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 'limited', q.instance_id, q.name, NULL, :now - q.enqueued_at, NULL FROM worker_queue AS q
+    WHERE q.gate_session = :session AND q.route IN ('gate', 'gated')
+    ORDER BY q.enqueued_at, q.instance_id, q.activity_id LIMIT :limit
 )
 UNION ALL
 SELECT * FROM (

@@ -282,6 +282,7 @@ class SqliteProvider:
     count_matching: Final = reads(stored.count_matching)
     read_origins: Final = reads(management.read_origins)
     list_work_items: Final = reads(management.list_work_items)
+    list_queue: Final = reads(management.list_queue)
     measure_instance: Final = reads(management.measure_instance)
     list_failed_attempts: Final = reads(failures.list_attempts)
     list_failures: Final = reads(failures.list_page)

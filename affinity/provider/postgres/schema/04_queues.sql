@@ -68,6 +68,9 @@ CREATE TABLE worker_queue (
 CREATE INDEX worker_queue_route ON worker_queue (route, visible_at);
 CREATE INDEX worker_queue_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
 CREATE INDEX worker_queue_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
+-- An update that changes `failures` or `gate_session` changes the route or `visible_at` too.
+CREATE INDEX worker_queue_failed ON worker_queue (visible_at) WHERE failures > 0;
+CREATE INDEX worker_queue_limited ON worker_queue (gate_session) WHERE gate_session IS NOT NULL;
 CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
 
 -- Work items that are parked until a guest queues them: see `NewWorkItem.parked`. In a table of their own, so no statement on

@@ -68,6 +68,8 @@ CREATE TABLE worker_queue (
 CREATE INDEX worker_queue_attend ON worker_queue (attend_at) WHERE attend_at IS NOT NULL;
 CREATE INDEX worker_queue_by_order ON worker_queue (order_session, order_number) WHERE order_session IS NOT NULL;
 CREATE INDEX worker_queue_by_route ON worker_queue (route, visible_at);
+CREATE INDEX worker_queue_failed ON worker_queue (visible_at) WHERE failures > 0;
+CREATE INDEX worker_queue_limited ON worker_queue (gate_session) WHERE gate_session IS NOT NULL;
 CREATE INDEX worker_queue_by_session ON worker_queue (session_id, route) WHERE session_id IS NOT NULL;
 
 -- The first item of an order is removed: the next one takes its place. Its route is the route of a planned move of the session,

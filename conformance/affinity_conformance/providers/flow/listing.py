@@ -77,6 +77,10 @@ class LimitListingRules(Rules):
         assert [(row.state, row.session_id) for row in rows] == [("waiting", "s"), ("limited", "s")]
         measured = await limits.worker.provider.measure_queues(100)
         assert measured.work_items["waiting"] == 1
+        (at_limit,) = await limits.worker.provider.list_queue("limited", 10)
+        assert (at_limit.state, at_limit.session_id) == ("limited", "s")
+        assert [use.kind for use in await limits.worker.provider.list_session_uses("s")] == ["work", "limited"]
+        assert [use.kind for use in await limits.worker.provider.list_session_uses("other")] == []
         assert (await cluster.session("s")).queued == 1
 
     async def test_an_instance_that_waits_to_start_has_a_wait(self, cluster: Cluster) -> None:

@@ -441,6 +441,7 @@ READS: Final[dict[str, Callable[[Provider, OrchestrationItem], Awaitable[Any]]]]
     "list_failures": lambda provider, _: provider.list_failures(FailureFilter(seconds=60.0), 10),
     "group_failures": lambda provider, _: _groups(provider),
     "list_executions": lambda provider, at: provider.list_executions(at.instance_id, 10),
+    "list_queue": lambda provider, _: provider.list_queue("retried", 10),
     "list_tree": lambda provider, at: provider.list_tree(at.instance_id, 10),
     "measure_queues": _queue_sizes,
     "sample_waiting_work": lambda provider, _: provider.sample_waiting_work(10),

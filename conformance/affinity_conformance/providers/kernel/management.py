@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from affinity.provider.contract import EVENT_HEAD, InstanceUpdate, NewMessage
+from affinity.provider.contract import EVENT_HEAD, InstanceUpdate, NewMessage, QueuePart
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import message_ids, new_instance, timer, work_item
 from affinity_conformance.providers.cluster import ENQUEUER, Cluster
@@ -18,7 +18,7 @@ OVER = InstanceUpdate(status="running", continued=True)
 
 
 class ManagementRules(Rules):
-    """`list_work_items`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
+    """`list_work_items`, `list_queue`, `list_executions`, `list_tree`, `measure_queues`, `count_instances`."""
 
     async def test_work_items_of_an_instance_are_listed(self, cluster: Cluster) -> None:
         """The list has the running, waiting and delayed items of that instance only (contract: WorkItemInfo)."""
@@ -60,6 +60,38 @@ class ManagementRules(Rules):
         await a.give_back(await a.take_one(), failed=True, error="KeyError: 1")
         (item,) = await a.provider.list_work_items(ENQUEUER, 10)
         assert item.last_error == "KeyError: 1"
+
+    async def test_the_parts_of_the_queue(self, cluster: Cluster) -> None:
+        """What is tried again, whatever its state, what is delayed otherwise, and what is behind other ordered work; of
+        all instances, what is due first (contract: list_queue).
+        """
+        a, at = await cluster.owner("a", "i")
+        items = [
+            *(replace(work_item(at, n), delay=delay) for n, delay in ((1, 50.0), (2, 40.0))),
+            *(replace(work_item(at, n, "s"), ordered=True) for n in (3, 4)),
+        ]
+        await a.commit_one(at, work_items=items)
+        ordered = await a.take_one()
+        for delay in (30.0, 20.0):
+            await a.give_back(await cluster.give(a, None), failed=True, delay=delay, error="ValueError: no")
+
+        async def listed(part: QueuePart, limit: int = 10) -> list[tuple[int, str]]:
+            return [(item.key.activity_id, item.state) for item in await a.provider.list_queue(part, limit)]
+
+        retried = await a.provider.list_queue("retried", 10)
+        assert [(item.failures, item.last_error, item.state) for item in retried] == [
+            (1, "ValueError: no", "delayed")
+        ] * 2
+        assert retried[0].visible_at < retried[1].visible_at
+        assert {item.key.instance_id for item in retried} == {ENQUEUER}
+        assert await listed("delayed") == [(2, "delayed"), (1, "delayed")]
+        assert await listed("delayed", 1) == [(2, "delayed")]
+        assert (ordered.lock.key.activity_id, await listed("blocked")) == (3, [(4, "blocked")])
+        assert await listed("limited") == []
+        assert len(await listed("retried", 1)) == 1
+        await cluster.advance(30)
+        await a.take_all()
+        assert [state for _, state in await listed("retried")] == ["running", "running"]
 
     async def test_executions_are_listed_with_their_times(self, cluster: Cluster) -> None:
         """Executions are listed newest first, page by page, also without events, and after a reset (contract:
