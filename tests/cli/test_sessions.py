@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -319,6 +320,7 @@ def test_export_and_import_into_another_database(directory: Path) -> None:
     report = document("sessions", "export", "-o", "all.jsonl")
     assert report == {"exported": 4, "file": "all.jsonl"}
     assert not (directory / "all.jsonl.part").exists()
+    assert stat.S_IMODE((directory / "all.jsonl").stat().st_mode) == 0o600
     other = ["--url", "sqlite:///other.db"]
     succeed("migrate", *other)
     assert document("sessions", "import", "all.jsonl", *other) == {"added": 4, "replaced": 0, "skipped": 0, "old": 0}
