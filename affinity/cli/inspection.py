@@ -16,7 +16,7 @@ from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, wit
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
 from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
-from affinity.errors import Explanation
+from affinity.errors import Explanation, PayloadUnreadable
 from affinity.limits import MAX_COUNT, MAX_PAGE
 from affinity.provider.contract import FailureRecord, InstanceSize, QueuePart, WorkItemInfo
 
@@ -64,7 +64,7 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
     """
 
     async def read(client: Client) -> _Shown:
-        about = await client.status(instance_id), await client.values(instance_id), await client.measure(instance_id)
+        about = await client.status(instance_id), await _values(client, instance_id), await client.measure(instance_id)
         failed = await client.failed_attempts(instance_id, execution_id=about[0].execution_id)
         if about[0].finished:
             return _Shown(*about, failed_attempts=failed)
@@ -183,6 +183,14 @@ def history(shell: Shell, instance_id: str, *, execution: int | None, output: st
 
     found = with_client(shell, read)
     shell.show({"instance_id": instance_id, "events": found}, lambda: table(_EVENT_COLUMNS, found, empty="no events"))
+
+
+async def _values(client: Client, instance_id: str) -> Mapping[str, Any]:
+    """The values that it has set; without the key, why they cannot be shown."""
+    try:
+        return await client.values(instance_id)
+    except PayloadUnreadable as error:
+        return {"*": f"({error})"}
 
 
 def _export(shell: Shell, instance_id: str, execution: int | None, output: str, *, decode: bool) -> None:

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
+from anyio.to_thread import run_sync
 
 from affinity import Client, RuntimeOptions, Worker, migrate
+from affinity.cli import main
 from affinity.console import ALL, Access, create
 from affinity.console.pages import pages
 from affinity.conversation import UserMessage
@@ -22,7 +24,8 @@ from affinity.payloads import PayloadCodec
 from tests.console.conftest import ORIGIN, token
 from tests.console.test_pages import crawl
 from tests.payloads.xor import CODEC
-from tests.support.console_app import app, chats, shows, spoils, stays
+from tests.support.cli_runner import new_runner
+from tests.support.console_app import app, chats, keeps, shows, spoils, stays
 from tests.support.limits import declare
 from tests.support.waiting import until
 
@@ -34,6 +37,7 @@ WITH_PAYLOADS = {
     "/instance?id=shown": "result",
     "/instance?id=spoilt": "error",
     "/instance?id=stays": "input",
+    "/instance?id=keeps": "a value",
     "/instances": "errors",
     "/session?id=s": "state",
     "/conversation?id=talk": "entries",
@@ -65,6 +69,7 @@ async def fill(client: Client) -> None:
     await (await client.start(shows, text, instance_id="shown", for_session="s")).wait(20)
     with pytest.raises(OrchestrationFailed):
         await (await client.start(spoils, MARK, instance_id="spoilt")).wait(20)
+    await (await client.start(keeps, MARK, instance_id="keeps")).wait(20)
     for name in ("stays", "cancelled"):
         await client.start(stays, MARK, instance_id=name)
     await client.start("unknown to all", MARK, instance_id="suspended")
@@ -127,3 +132,22 @@ async def test_forms_without_the_key(url: str) -> None:
             assert re.search(r"AFFINITY_CODEC|encrypted, xor 90", said), (name, said[-1000:])
         done = await http.post("/do/release", data={**given, "session": "s"}, headers=ORIGIN)
         assert done.status_code == 303
+
+
+async def test_commands_without_the_key(url: str) -> None:
+    """They show the rest, and say what is encrypted."""
+    for command in (
+        "show keeps",
+        "show spoilt",
+        "history keeps",
+        "list",
+        "audit",
+        "conversation show talk",
+        "conversation list",
+        "conversation events talk",
+        "conversation requests",
+        "schedules list",
+    ):
+        result = await run_sync(new_runner().invoke, main, [*command.split(), "--url", url])
+        assert (result.exit_code, MARK in result.output) == (0, False), (command, result.output)
+        assert HIDDEN in result.output, (command, result.output)

@@ -88,6 +88,12 @@ async def needs(ctx: affinity.OrchestrationContext, tag: str) -> None:
 
 
 @app.orchestration
+async def keeps(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Set a value."""
+    ctx.values.set("kept", text)
+
+
+@app.orchestration
 async def stays(ctx: affinity.OrchestrationContext, text: str) -> None:
     """Wait for an event."""
     await ctx.schedule_wait("go")

@@ -169,7 +169,7 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
     after = max(0, (number(query, "from") or count - EVENTS + 1) - 1)
     events = await _events(client, instance_id, after) if listed is None else listed[after : after + EVENTS]
     tree = await client.tree(instance_id, limit=ROWS)
-    values = await client.values(instance_id)
+    values = await _set_values(client, instance_id)
     gantt = None if whole is None else await _gantt(client, found, whole, only_failed=only_failed)
     failed = await client.failed_attempts(instance_id, execution_id=found.execution_id)
     attempts = _attempts(failed, () if whole is None else whole, payloads)
@@ -274,6 +274,13 @@ async def _gantt(
     instants = [each.recorded_at for each in history if each.recorded_at is not None]
     ended = found.updated_at if found.finished else None
     return gantt_of(lines, instants, ended=ended, shown=(lambda line: line.has_failed) if only_failed else None)
+
+
+async def _set_values(client: Client, instance_id: str) -> Mapping[str, Any]:
+    try:
+        return await client.values(instance_id)
+    except PayloadUnreadable as error:
+        return {"*": f"({error})"}
 
 
 async def _events(client: Client, instance_id: str, after: int, limit: int = EVENTS) -> Sequence[HistoryRecord]:

@@ -10,15 +10,16 @@ import click
 from affinity.cli.shell import Shell, with_client
 from affinity.conversation import ConversationHandle, ConversationLimits, JournalEvent, UnknownEvent, UserMessage
 from affinity.conversation.client import ConversationCalls
-from affinity.conversation.events import EventTypes, unknown_fields
+from affinity.conversation.events import unknown_fields
 from affinity.conversation.journal import JournalQuery
 from affinity.conversation.kinds import NOUN, ConversationKind
+from affinity.conversation.shown import ShownEventTypes
 from affinity.errors import UnknownConversation
 from affinity.limits import check_id
 
 T = TypeVar("T")
 
-TYPES = EventTypes()
+TYPES = ShownEventTypes()
 """The built-in events; events of applications are shown and sent as they are."""
 
 

@@ -29,6 +29,7 @@ from affinity.conversation.client import ConversationCalls, ConversationInfo
 from affinity.conversation.command.opening import open_conversation, with_conversation
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.inbox import PendingRequest
+from affinity.conversation.shown import shown_revisit
 from affinity.errors import UnknownEntry, UnknownInstance
 
 _COLUMNS = (
@@ -88,7 +89,9 @@ def show(shell: Shell, *, conversation_id: str) -> None:
         about: dict[str, Any] = {**asdict(await client.get_conversation(conversation_id)), "waits_for": None}
         with suppress(UnknownInstance):  # an operator has deleted it; the next event creates it again
             about["waits_for"] = await talk.explain()
-        return {**about, "requests": await talk.requests(), "revisits": await talk.revisits()}
+        work = await client.journals.pending(conversation_id)
+        revisits = [shown_revisit(revisit) for revisit in work.revisits] if work else []
+        return {**about, "requests": await talk.requests(), "revisits": revisits}
 
     found = with_client(shell, read)
 

@@ -27,26 +27,23 @@ from affinity.conversation import (
     ToolResult,
     ToolStarted,
     ToolUse,
-    UnknownEvent,
 )
 from affinity.conversation.client import ConversationCalls, ConversationInfo, info_of
-from affinity.conversation.events import EventTypes, JournalEvent, SpanError
+from affinity.conversation.events import EventTypes, JournalEvent
 from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.journal import (
     ConversationStatus,
     JournalFilter,
     JournalPage,
     JournalQuery,
-    JournalWake,
-    Revisit,
     StreamCursor,
 )
 from affinity.conversation.kinds import ConversationKind
 from affinity.conversation.lineage import Ancestor
+from affinity.conversation.shown import ShownEventTypes, shown_revisit, shown_wake
 from affinity.conversation.stream import StreamItem, read_part
-from affinity.conversation.views import EndedWake, PendingRevisit, request_of, revisit_of, wake_of
+from affinity.conversation.views import request_of
 from affinity.errors import PayloadUnreadable, UnknownEntry, UnknownInstance
-from affinity.records import copied
 
 ENTRIES: Final = 50
 """Entries on a page."""
@@ -74,19 +71,7 @@ MESSAGES: Final = 5
 
 _MESSAGES: Final = frozenset({"user.message", "agent.message"})
 _ANSWERS: Final = {"agent.tool_confirmation": "permission", "agent.custom_tool_use": "result"}
-
-
-class _ShownTypes(EventTypes):
-    """The built-in kinds. An event that cannot be decoded says why, in place of its fields."""
-
-    def decode(self, kind: str, payload: str) -> JournalEvent:
-        try:
-            return super().decode(kind, payload)
-        except PayloadUnreadable as error:
-            return UnknownEvent(kind=kind, data={"unreadable": str(error)})
-
-
-TYPES: Final = _ShownTypes()
+TYPES: Final = ShownEventTypes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,32 +192,18 @@ async def conversation(client: ConversationCalls, query: Query, payloads: Payloa
                 payloads.text("revisit", found.kind, revisit.reason) if revisit.reason else "",
                 payloads.show(f"revisit-{revisit.key}", "revisit", found.kind, revisit.note),
             )
-            for revisit in map(_revisit, work.revisits if work else ())
+            for revisit in map(shown_revisit, work.revisits if work else ())
         ],
         "usage": await _usage(client, found) if counted else None,
         "wakes": [
             (ended, "" if ended.error is None else payloads.text("error", ended.error.type, ended.error.message))
-            for ended in map(_ended, await client.journals.wakes(found.conversation_id, newest_first=True, limit=10))
+            for ended in map(
+                shown_wake, await client.journals.wakes(found.conversation_id, newest_first=True, limit=10)
+            )
         ],
         "children": (await client.list_conversations(parent=found.conversation_id).page(limit=ROWS)).items,
         "forks": await _forks(client, [own, *ancestors]),
     }
-
-
-def _revisit(row: Revisit) -> PendingRevisit:
-    """Return a later wake; a note that cannot be decoded says why."""
-    try:
-        return revisit_of(row)
-    except PayloadUnreadable as error:
-        return copied(PendingRevisit, row, note=f"({error})")
-
-
-def _ended(row: JournalWake) -> EndedWake:
-    """Return an attempt of a wake; an error that cannot be decoded says why."""
-    try:
-        return wake_of(row)
-    except PayloadUnreadable as error:
-        return copied(EndedWake, row, error=SpanError(type="error", message=f"({error})"))
 
 
 async def _usage(client: ConversationCalls, found: ConversationInfo) -> Mapping[str, int] | None:
@@ -378,7 +349,7 @@ async def wake(client: ConversationCalls, query: Query, payloads: Payloads) -> d
     if not entries:
         raise UnknownEntry(found.conversation_id, f"it has no wake {wake_id!r:.80}")
     wakes = await client.journals.wakes(found.conversation_id, entries[0].seq - 1, limit=ROWS)
-    ends = [ended for ended in map(_ended, wakes) if ended.wake_id == wake_id]
+    ends = [ended for ended in map(shown_wake, wakes) if ended.wake_id == wake_id]
     lines = _spans(entries)
     instants = [entry.recorded_at for entry in entries]
     return {
