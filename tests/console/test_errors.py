@@ -9,8 +9,18 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from affinity import ActivityContext, App, Client, OrchestrationContext, RetryPolicy, RuntimeOptions, Worker
+from affinity import (
+    ActivityContext,
+    App,
+    Client,
+    OrchestrationContext,
+    PayloadCodec,
+    RetryPolicy,
+    RuntimeOptions,
+    Worker,
+)
 from affinity.console import ALL, Access, create, hide_payloads
+from affinity.encryption import Encryption
 
 pytestmark = pytest.mark.anyio
 
@@ -32,12 +42,15 @@ async def order(ctx: OrchestrationContext) -> None:
 
 
 @asynccontextmanager
-async def failed_order(url: str, **console: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """The console, when an order has failed."""
+async def failed_order(
+    url: str, *, codec: PayloadCodec | None = None, key: PayloadCodec | None = None, **console: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """The console, when an order has failed; ``codec``: of the worker, and ``key``: of the console."""
     options = RuntimeOptions.make(poll_interval=0.05, drain_timeout=0.1, worker_node_id="w")
-    async with Worker(app, url, options), Client(url) as client:
+    async with Worker(app, url, options, codec=codec), Client(url, codec=codec) as client:
         await client.start(order, instance_id="o")
         assert (await client.wait_finished("o", timeout=20)).status == "failed"
+    async with Client(url, codec=key) as client:
         made = create(client, access=lambda request: Access(ALL, "ann"), **console)
         transport = httpx.ASGITransport(app=made)
         async with httpx.AsyncClient(transport=transport, base_url="http://console.test") as http:
@@ -82,12 +95,25 @@ async def test_errors_are_grouped_with_the_instances_behind_them(sqlite_url: str
         assert "ActivityFailed" not in of
 
 
+async def test_encrypted_texts_are_searched_with_their_key_alone(sqlite_url: str) -> None:
+    """Groups need no key, and a page without it says what it does not search."""
+    codec = Encryption({"k": bytes(32)})
+    for key, matches in ((codec, 1), (None, 0)):
+        async with failed_order(sqlite_url, codec=codec, key=key) as http:
+            assert 'ValueError in charge</a>: 3 since <time class="clock"' in (await http.get("/")).text
+            found = (await http.get("/errors", params={"text": "refused> 2"})).text
+            assert found.count('href="/instance?id=o"') == matches
+            assert ("they are not searched" in found) == (key is None)
+
+
 async def test_texts_of_errors_are_searched(sqlite_url: str) -> None:
     """The page says how far it has looked; a wrong address is refused."""
     async with failed_order(sqlite_url) as http:
         found = (await http.get("/errors", params={"text": "<REFUSED> 2"})).text
         assert found.count('href="/instance?id=o"') == 1
         assert "Looked at the newest 10,000 of this time" in found
+        listed = await http.get("/instances", params={"status": "failed"})
+        assert '<a href="/errors?span=day">' in listed.text
         assert "No failure fits" in (await http.get("/errors", params={"text": "nothing"})).text
         for bad in ({"span": "year"}, {"kind": "wake", "name": "x"}, {"name": "x"}, {"after": "x"}):
             assert (await http.get("/errors", params=bad)).status_code == 400
