@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from affinity.conversation.run_rows import OF_RUN
+from affinity.limits import FAILURE_RETENTION_SECONDS
 from affinity.orchestration import events as ev
 from affinity.provider.contract import FINISHED
 from affinity.provider.rounds import LONGEST_PAUSE
@@ -469,9 +470,14 @@ def _trends(db: Tables) -> Iterator[str]:
 
 @RULES.of("failures")
 def _failures(db: Tables) -> Iterator[str]:
-    """Of instances that there are."""
+    """Of instances that there are; one of each that has failed, until it is old."""
     known = {row["instance_id"] for row in db.rows["instances"]}
     yield from (f"{dict(row)}" for row in db.rows["failures"] if row["instance_id"] not in known)
+    ended = {(row["instance_id"], row["execution_id"]) for row in db.rows["failures"] if row["kind"] == "orchestration"}
+    for row in db.rows["instances"]:
+        is_old = row["updated_at"] < db.now - FAILURE_RETENTION_SECONDS
+        if row["status"] == "failed" and not is_old and (row["instance_id"], row["execution_id"]) not in ended:
+            yield f"no failure of {row['instance_id']}"
 
 
 @RULES.of("sqlite_sequence")

@@ -298,7 +298,10 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
         lambda at: at.trend(name="x", started=1),
     ),
     "trend_rounds": (lambda at: at.add("trend_rounds").add("trend_rounds"),),
-    "failures": (lambda at: at.add("failures", instance_id="gone"),),
+    "failures": (
+        lambda at: at.copy("failures", {"instance_id": "a"}, instance_id="gone"),
+        lambda at: at.drop("failures", instance_id="a", kind="orchestration"),
+    ),
     "orphan_blobs": (lambda at: at.add("orphan_blobs", digest="d", used_at="t", size=1, found_at=at.now),),
     "exported_blobs": (lambda at: at.add("exported_blobs", digest="d", exported_at=at.now),),
     "blob_rounds": (lambda at: at.add("blob_rounds", part=1, due_at=at.now).add("blob_rounds", part=1, due_at=at.now),),
