@@ -7,10 +7,11 @@ axis, which each line marks; its title has the exact times.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Final
 
 from affinity.client import Activity, HistoryRecord
@@ -27,6 +28,9 @@ MAX_FOLDED: Final = 300.0
 """Units of the axis that a folded time takes, and all of them together."""
 
 MAX_LINES: Final = 100
+
+LEAST_EQUAL: Final = 5
+"""Lines of one name that are one row."""
 
 LEAST_WIDTH: Final = 2.0
 """Units of a bar at least."""
@@ -88,6 +92,40 @@ class GanttBar:
 
 
 @dataclass(frozen=True, slots=True)
+class GanttGroup:
+    """Lines of one kind and name that follow each other."""
+
+    lines: Sequence[tuple[GanttLine, Sequence[GanttBar]]]
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether they are one row, which opens."""
+        return len(self.lines) >= LEAST_EQUAL
+
+    @property
+    def first(self) -> GanttLine:
+        """The line that began first."""
+        return self.lines[0][0]
+
+    @property
+    def bars(self) -> Sequence[GanttBar]:
+        """The bars of all lines: first those behind the others."""
+        return sorted((bar for _, bars in self.lines for bar in bars), key=lambda bar: bar.style != "queued")
+
+    @property
+    def statuses(self) -> Mapping[str, int]:
+        """Numbers of lines by status, failed ones first."""
+        counts = Counter(line.status for line, _ in self.lines)
+        return dict(sorted(counts.items(), key=lambda item: item[0] not in FAILED))
+
+    @property
+    def end(self) -> datetime | None:
+        """When the last line ended; None: one goes on."""
+        ends = [line.end for line, _ in self.lines]
+        return None if None in ends else max(end for end in ends if end is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class Gantt:
     """Lines with their bars, in the order of their beginnings, and the times that are folded."""
 
@@ -96,6 +134,13 @@ class Gantt:
     folds: Sequence[GanttBar]
     begin: datetime
     end: datetime
+
+    @property
+    def groups(self) -> Sequence[GanttGroup]:
+        """The lines, in groups."""
+        return [
+            GanttGroup([*lines]) for _, lines in groupby(self.lines, key=lambda shown: (shown[0].kind, shown[0].name))
+        ]
 
 
 def is_failure(event: HistoryRecord) -> bool:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from affinity.client import Activity, HistoryRecord
-from affinity.console.gantt import FOLD_WIDTH, MAX_FOLDED, Gantt, gantt_of, is_failure, lines_of
+from affinity.console.gantt import FOLD_WIDTH, LEAST_EQUAL, MAX_FOLDED, Gantt, gantt_of, is_failure, lines_of
 from affinity.console.strip import WIDTH, color_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -115,6 +115,17 @@ def test_waits_end_with_their_event() -> None:
         ("timer", "timer of 3 s", "cancelled", at(8)),
     ]
     assert [one.event_id for one in events if is_failure(one)] == [5, 7]
+
+
+def test_equal_lines_that_follow_each_other_are_one_row() -> None:
+    """From a few on; others stand apart."""
+    equal = [activity(n, n, n, n + 1, status="failed" if n == 3 else "completed") for n in range(1, LEAST_EQUAL + 1)]
+    gantt = drawn(*equal, activity(20, 20, None, None, name="other"), activity(21, 21, 21, 22), now=at(30))
+    assert [(len(group.lines), group.is_folded) for group in gantt.groups] == [(5, True), (1, False), (1, False)]
+    first, other, _ = gantt.groups
+    assert list(first.statuses.items()) == [("failed", 1), ("completed", 4)]
+    assert (first.first.event_id, first.end, other.end) == (1, at(6), None)
+    assert len(first.bars) == 5
 
 
 def test_only_what_has_failed() -> None:

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 from affinity import Client, Start
 from affinity.client.inspection import Inspection
-from affinity.console import ALL, Access, create, hide_payloads, recent
+from affinity.console import ALL, READ, Access, create, hide_payloads, recent
 from affinity.console.pages import pages
 from affinity.console.pages.base import ROWS
 from affinity.console.payloads import MAX_SHOWN
@@ -23,7 +23,7 @@ from affinity.conversation import UserMessage
 from affinity.errors import InvalidOptions
 from affinity.session import SessionMetadata, SessionState
 from tests.console.conftest import Open, fill
-from tests.support.console_app import chats, retries
+from tests.support.console_app import chats, fans, retries
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -228,6 +228,28 @@ async def test_instances_are_found_by_version_and_time(client: Client, open_cons
             page = (await http.get(f"/instances?{query}")).text
             assert sorted(re.findall(r'<span class="id"><a href="/instance\?id=([^"]+)"', page)) == names, query
         assert (await http.get("/instances?since=noon")).status_code == 400
+
+
+async def test_equal_activities_are_one_row_and_a_reset_needs_no_number(client: Client, open_console: Open) -> None:
+    """Each line of the axis leads to a reset to before it, and the form names these points."""
+    await client.start(fans, "plain", instance_id="fan")
+
+    async def waits() -> bool:
+        found = await client.explain("fan")
+        return found is not None and found.code == "event"
+
+    await until(waits)
+    async with open_console() as http:
+        page = (await http.get("/instance?id=fan")).text
+        assert re.search(r'<details id="g-\d+"><summary><strong>note</strong> \S 25\s+25 <span class="status', page)
+        assert page.count("<summary><strong>") == 1
+        assert "reset to before it" in page
+        event = re.findall(r'<option value="(\d+)">before go, event \d+</option>', page)
+        assert len(event) == 1
+        preview = (await http.get(f"/reset?id=fan&event={event[0]}")).text
+        assert "Events that are dropped" in preview
+    async with open_console(access=lambda request: Access(READ)) as http:
+        assert "reset to before it" not in (await http.get("/instance?id=fan")).text
 
 
 async def test_what_is_tried_again_and_what_waits_otherwise(client: Client, open_console: Open) -> None:

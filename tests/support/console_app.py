@@ -76,6 +76,13 @@ async def spoils(ctx: affinity.OrchestrationContext, text: str) -> None:
 
 
 @app.orchestration
+async def fans(ctx: affinity.OrchestrationContext, text: str) -> None:
+    """Run 25 equal activities, and wait for an event."""
+    await ctx.gather(*[ctx.schedule_activity(note, text).on_session(f"fan-{n}") for n in range(25)])
+    await ctx.schedule_wait("go")
+
+
+@app.orchestration
 async def retries(ctx: affinity.OrchestrationContext, text: str) -> None:
     """Have an activity fail, and be tried again in an hour."""
     await ctx.schedule_activity(spoil, text, retry=affinity.RetryPolicy(max_attempts=2, initial_interval=50))

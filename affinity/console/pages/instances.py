@@ -11,7 +11,7 @@ from typing import Any, Final
 from affinity.client import HistoryRecord, Instance
 from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
-from affinity.console.gantt import MAX_LINES, Gantt, gantt_of, is_failure, lines_of
+from affinity.console.gantt import MAX_LINES, Gantt, GanttLine, gantt_of, is_failure, lines_of
 from affinity.console.links import span_of, trace_id_of
 from affinity.console.pages.base import (
     ROWS,
@@ -182,6 +182,7 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
         "sentence": "" if waits_for is None else payloads.text("sentence", waits_for.code, waits_for.sentence),
         "only_failed": only_failed,
         "gantt": gantt,
+        "points": _points(gantt),
         "most_lines": MAX_LINES,
         "say": payloads.text,
         "is_long": whole is None,
@@ -281,6 +282,12 @@ async def _set_values(client: Client, instance_id: str) -> Mapping[str, Any]:
         return await client.values(instance_id)
     except PayloadUnreadable as error:
         return {"*": f"({error})"}
+
+
+def _points(gantt: Gantt | None) -> Sequence[tuple[int, GanttLine]]:
+    """Points of a reset: the last events before what the time axis shows, newest first."""
+    lines = [] if gantt is None else [line for line, _ in gantt.lines if line.event_id > 1]
+    return [(line.event_id - 1, line) for line in reversed(lines)][:ROWS]
 
 
 async def _events(client: Client, instance_id: str, after: int, limit: int = EVENTS) -> Sequence[HistoryRecord]:
