@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, TypeAlias, get_args
@@ -10,16 +11,18 @@ import anyio
 import click
 
 from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, LABEL, labels_of
-from affinity.cli.filters import selected
+from affinity.cli.filters import of_status, selected
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import EndedStatus, IfEnded, IfRunning, Instance
 from affinity.composed.client import Client
-from affinity.errors import details_document
+from affinity.conversation.kinds import name_conditions
+from affinity.errors import InvalidInput, UnknownInstance, details_document
 from affinity.orchestration import Event, EventValue
+from affinity.orchestration.definitions import MISSING
 from affinity.provider import migrate
-from affinity.provider.contract import InstanceStatus, Resumption
+from affinity.provider.contract import FINISHED, InstanceStatus, Resumption
 
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
 _PRESENT: Final[dict[str | None, str]] = {
@@ -262,6 +265,79 @@ def resume(
     )
     if not chosen and (refused := {*outcome.values()} - {"resumed"}):
         click.get_current_context().exit(UNKNOWN if "unknown" in refused else REFUSED)
+
+
+@command()
+@click.argument("instance_id", metavar="[ID]", required=False)
+@click.option("--input", "value", type=JSON, default=MISSING, help="Another input: JSON text, @FILE, or - for stdin.")
+@click.option("--id", "new_id", help="Id of the new instance; makes the command idempotent  [default: random]")
+@of_status
+@selected
+@click.option("--dry-run", is_flag=True, help="Without ID: only say how many instances fit.")
+@click.option("--yes", is_flag=True, help="Without ID: do not ask.")
+@FORCE
+def rerun(
+    shell: Shell,
+    instance_id: str | None,
+    *,
+    value: Any,
+    new_id: str | None,
+    status: tuple[InstanceStatus, ...],
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    **where: Any,
+) -> None:
+    """Start the orchestration of the instance ID again, as a new instance, and print its id.
+
+    It has the input, session and labels of ID, which stays as it is. Without ID, all instances that fit and have ended
+    are run again, each with its own input; it says how many these are, and asks, unless --yes. Those of conversations
+    are left out.
+
+    Examples:
+      affinity rerun order-17
+      affinity rerun order-17 --input '{"amount": 5}'
+      affinity rerun --status failed --name checkout --since 2026-07-31 --dry-run
+    """
+    chosen = bool(status) or any(each is not None for each in where.values())
+    if chosen == (instance_id is not None) or ((yes or dry_run) and not chosen):
+        raise click.UsageError("give an ID, or options that choose instances: --status, --label, --name, ...")
+    if instance_id is not None:
+        given = {} if value is MISSING else {"input": value}
+        new_id = new_id or uuid.uuid4().hex
+        handle = with_client(shell, lambda client: client.rerun(instance_id, new_id=new_id, force=force, **given))
+        document = {"instance_id": handle.instance_id, "of": instance_id, "outcome": handle.outcome}
+        shell.show(document, lambda: click.echo(handle.instance_id))
+        return
+    if value is not MISSING or new_id is not None:
+        raise click.UsageError("--input and --id are for one ID")
+    if not FINISHED.issuperset(status):
+        raise click.UsageError("--status: only instances that have ended are run again: completed, failed, cancelled")
+    where = {**name_conditions(is_conversation=False), **where, "status": status or sorted(FINISHED)}
+    if dry_run or not yes:
+        counts = with_client(shell, lambda client: client.count_instances(**where))
+        if dry_run:
+            shell.show(
+                {"instances": sum(counts.values())}, lambda: click.echo(counted(sum(counts.values()), "instance"))
+            )
+            return
+        click.confirm(f"run {counted(sum(counts.values()), 'instance')} again?", abort=True, err=True)
+
+    async def run(client: Client) -> list[dict[str, str]]:
+        ids = [instance.instance_id async for instance in client.list_instances(**where)]
+        return [{"of": one, "instance_id": await _run_again(client, one, force=force)} for one in ids]
+
+    done = with_client(shell, run)
+    shell.show({"instances": done}, lambda: table(("OF", "INSTANCE"), [tuple(one.values()) for one in done], empty=""))
+
+
+async def _run_again(client: Client, instance_id: str, *, force: bool) -> str:
+    """Return the id of the new instance; empty, with a line on stderr, if the input is refused or gone."""
+    try:
+        return (await client.rerun(instance_id, new_id=uuid.uuid4().hex, force=force)).instance_id
+    except (InvalidInput, UnknownInstance) as error:
+        click.echo(f"{printable(instance_id)}: {printable(str(error))}", err=True)
+        return ""
 
 
 @command()

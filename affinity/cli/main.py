@@ -43,6 +43,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Act on instances": {
         "cancel": ("instances.cancel", "Ask an instance to end."),
         "resume": ("instances.resume", "Resume suspended instances, or drained workers."),
+        "rerun": ("instances.rerun", "Start the orchestration of an instance again."),
         "reset": ("instances.reset", "Open an instance again at an earlier event."),
         "delete": ("instances.delete", "Remove an instance and its history."),
         "prune": ("instances.prune", "Remove instances that ended long ago."),

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 from pydantic_core import to_json
@@ -44,7 +44,7 @@ from affinity.client.starts import PendingStart, refusal_of
 from affinity.client.values import WantedValue, read_values, wait_value
 from affinity.client.views import ExecutionSummary, Instance, InstanceTree, error_of, instance_of
 from affinity.client.waits import NotedWait
-from affinity.errors import Explanation
+from affinity.errors import Explanation, InvalidInput
 from affinity.limits import MAX_PAGE, check_id
 from affinity.orchestration.codec import Codec, read_json
 from affinity.orchestration.context import OrchestrationFunction, OrchestrationWithoutInput
@@ -75,6 +75,10 @@ if TYPE_CHECKING:
 I = TypeVar("I")  # noqa: E741 - the usual letter for an input type
 R = TypeVar("R")
 T = TypeVar("T")
+
+
+_FIRST_EVENTS: Final = 10
+"""Events of an execution among which its start is."""
 
 
 def _accept_all(_: object) -> bool:
@@ -263,6 +267,52 @@ class KernelClient(Administration, RegisteredCalls):
             )
             for start, settled in zip(wanted, pending, strict=True)
         ]
+
+    @action("rerun", "instance", "instance_id", "new_id", "version")
+    async def rerun(
+        self,
+        instance_id: str,
+        *,
+        input: Any = MISSING,
+        new_id: str | None = None,
+        version: str | None = None,
+        force: bool = False,
+    ) -> Handle[Any]:
+        """Start the orchestration of an instance again, as a new instance with its session and its labels. Limits,
+        priority and parent of the instance are not those of the new one.
+
+        Args:
+            instance_id: the instance, which has ended or not.
+            input: of the new instance; by default the one that the present execution of the instance was given, by its
+                start or by ``continue_as_new``.
+            new_id: of the new instance; makes the call idempotent. By default a random one.
+            version: by default the latest that the first worker registers.
+            force: as in `start`.
+
+        Raises:
+            UnknownInstance: no instance has this id.
+            InvalidInput: the history of the instance has no input: give one; or the input is refused.
+            InstanceExists, QuotaExceeded: see `start`.
+        """
+        instance = await self.status(instance_id)
+        given = await self.input_of(instance_id) if input is MISSING else input
+        options = StartOptions(
+            instance_id=new_id, version=version, for_session=instance.session_id, labels=instance.labels, force=force
+        )
+        return await self.start(instance.name, given, **options)
+
+    async def input_of(self, instance_id: str) -> Any:
+        """Return the input of the present execution of an instance, as plain JSON values.
+
+        Raises:
+            UnknownInstance: no instance has this id.
+            InvalidInput: it has not begun yet, or its history was removed.
+        """
+        page = await self.history(instance_id).page(limit=_FIRST_EVENTS)
+        for event in page.items:
+            if event.type == "orchestration_started":
+                return event.fields.get("input")
+        raise InvalidInput(f"the history of instance {instance_id!r} has no input: give one")
 
     async def _settle_starts(self, pending: Sequence[PendingStart]) -> None:
         left = pending

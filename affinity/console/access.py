@@ -19,6 +19,7 @@ Action: TypeAlias = Literal[
     "cancel",  # instances; also to terminate conversations
     "resume",  # suspended instances
     "reset",  # instances to an earlier event
+    "start",  # start instances, and run ended ones again
     "delete",  # finished instances, and records of sessions
     "release",  # sessions
     "move",  # sessions to another worker

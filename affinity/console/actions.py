@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from affinity.audit import acting_where_kept, record_refusal
 from affinity.composed.client import Client
 from affinity.console.access import Access, Action
-from affinity.console.pages.base import given, number, required
+from affinity.console.pages.base import given, json_of, number, required
 from affinity.console.pages.instances import FILTERS, TOGETHER, matching
+from affinity.console.pages.starts import start_input
 from affinity.console.rendering import query
 from affinity.console.requests import Refused
 from affinity.errors import AffinityError, InstanceFinished, InvalidInput, UnknownInstance
@@ -34,6 +35,7 @@ class Verb:
     run: Callable[[Client, Form], Awaitable[object]]  # returns the outcome
     confirmed: bool = False  # the form repeats the target in the field "confirm"
     then: Callable[[Form], str] | None = None  # the page that is shown then; None: the one with the form
+    leads: bool = False  # to the instance whose id is the outcome
 
 
 async def do(client: Client, name: str, form: Form, access: Access) -> str:
@@ -64,19 +66,9 @@ async def _do(client: Client, name: str, verb: Verb, form: Form, access: Access)
         await record_refusal(name, verb.target, target, error)
         raise
     logger.info("%r: %s %r: %s", access.user, name, target, outcome)
+    if verb.leads:
+        return f"/instance?{query(id=outcome)}"
     return form.get("back", "/") if verb.then is None else verb.then(form)
-
-
-def json_of(form: Form, name: str) -> Any:
-    """Return the value of a field that has JSON.
-
-    Raises:
-        InvalidInput: it has none.
-    """
-    try:
-        return json.loads(form.get(name, ""))
-    except (ValueError, RecursionError):
-        raise InvalidInput(f'{name} is no JSON: a text stands in quotes, as "done"') from None
 
 
 async def _raise(client: Client, form: Form) -> None:
@@ -98,6 +90,35 @@ async def _resume_matching(client: Client, form: Form) -> str:
     found = await _found(client, form, "resume")
     outcomes = await client.resume_many(found)
     return f"{outcomes.count('resumed')} of {len(found)}"
+
+
+async def _start(client: Client, form: Form) -> str:
+    handle = await client.start(
+        form["name"], start_input(form), instance_id=form.get("id") or None, version=form.get("version") or None
+    )
+    return handle.instance_id
+
+
+async def _rerun(client: Client, form: Form) -> str:
+    given = {"input": json_of(form, "input")} if form.get("input", "").strip() else {}
+    return (await client.rerun(form["instance"], new_id=new_id(form), **given)).instance_id
+
+
+async def _rerun_matching(client: Client, form: Form) -> str:
+    refused = 0
+    found = await _found(client, form, "rerun")
+    for instance_id in found:
+        try:
+            await client.rerun(instance_id, new_id=uuid.uuid4().hex)
+        except (InvalidInput, UnknownInstance) as error:
+            refused += 1
+            logger.warning("run %r again: %r", instance_id, redacted(error))
+    return f"{len(found) - refused} of {len(found)}"
+
+
+def new_id(form: Form) -> str:
+    """Return the id of the new instance, which the audit log has: the one of the form, or a random one."""
+    return form.get("id") or uuid.uuid4().hex
 
 
 async def _found(client: Client, form: Form, name: str) -> Sequence[str]:
@@ -153,6 +174,9 @@ _VERBS: Final[Mapping[str, Verb]] = {
     "delete-record": Verb("delete", "session", _delete_record, confirmed=True, then=lambda f: "/sessions"),
     "cancel-matching": Verb("cancel", "count", _cancel_matching, confirmed=True, then=_listed),
     "resume-matching": Verb("resume", "count", _resume_matching, confirmed=True, then=_listed),
+    "rerun-matching": Verb("start", "count", _rerun_matching, confirmed=True, then=_listed),
+    "start": Verb("start", "name", _start, leads=True),
+    "rerun": Verb("start", "instance", _rerun, leads=True),
     "raise": Verb("raise", "instance", _raise),
     "reset": Verb("reset", "instance", _reset, confirmed=True),
     "resume": Verb("resume", "instance", lambda c, f: c.resume(f["instance"])),

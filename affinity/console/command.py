@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from affinity.console.serving import Login
 
 _ACTIONS: Final = [
-    *("answer", "converse", "raise", "cancel", "resume", "reset", "delete", "release", "move", "drain", "schedule")
+    *("answer", "converse", "raise", "cancel", "resume", "reset", "start", "delete", "release", "move", "drain"),
+    *("limit", "schedule"),
 ]
 
 VARIABLE: Final = "AFFINITY_CONSOLE_TOKEN"

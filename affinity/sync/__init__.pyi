@@ -207,6 +207,16 @@ class Client:
     @overload
     def start(self, orchestration: str, input: Any = ..., **options: Unpack[StartOptions]) -> Handle[Any]: ...
     def start_many(self, starts: Iterable[Start], *, force: bool = ...) -> Sequence[Handle[Any]]: ...
+    def rerun(
+        self,
+        instance_id: str,
+        *,
+        input: Any = ...,
+        new_id: str | None = ...,
+        version: str | None = ...,
+        force: bool = ...,
+    ) -> Handle[Any]: ...
+    def input_of(self, instance_id: str) -> Any: ...
     @overload
     def handle(
         self, instance_id: str, orchestration: OrchestrationFunction[Any, R] | OrchestrationWithoutInput[R]

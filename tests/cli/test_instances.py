@@ -29,6 +29,32 @@ def test_start_creates_the_default_database_and_prints_the_id(directory: Path) -
     assert succeed("start", "brew", "--id", "t") == "t\n"
 
 
+def test_rerun_starts_it_again(play: Play) -> None:
+    """One with the same or another input, or all that fit; a dry run says how many."""
+
+    async def end_two(puppet: Puppet) -> None:
+        await puppet.end("a")
+        await puppet.end_badly("b", "failed", '{"type": "ValueError", "message": "no"}')
+
+    for name in ("a", "b", "c"):
+        succeed("start", "brew", "--id", name, "--input", f'"{name}"', "--label", "team=tea")
+    play(end_two)
+    assert document("list", "--sort", "-ended")["instances"][0]["instance_id"] == "b"
+    assert [one["instance_id"] for one in document("list", "--sort", "duration")["instances"]] != []
+    assert document("count", "--conversations")["total"] == 0
+    assert document("rerun", "--label", "team=tea", "--dry-run") == {"instances": 2}
+    assert document("rerun", "a", "--id", "again")["instance_id"] == "again"
+    assert document("rerun", "a", "--input", "null")["of"] == "a"
+    done = document("rerun", "--status", "failed", "--yes")["instances"]
+    assert [one["of"] for one in done] == ["b"]
+    assert document("show", done[0]["instance_id"])["labels"] == {"team": "tea"}
+    for wrong in ([], ["a", "--yes"], ["--status", "running", "--yes"], ["--name", "brew", "--id", "x", "--yes"]):
+        refused(MISUSED, "rerun", *wrong)
+    refused(UNKNOWN, "rerun", "absent")
+    assert document("retries") == {"activities": []}
+    succeed("retries", "--part", "blocked")
+
+
 def test_other_commands_do_not_create_a_database(directory: Path) -> None:
     assert "migrate" in refused(NO_DATABASE, "list")
     assert not (directory / "affinity.db").exists()

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.anyio
 DONE: Final[list[tuple[str, dict[str, str], str, str]]] = [
     ("resume", {"instance": "suspended"}, "resume", "suspended"),
     ("resume-matching", {"prefix": "suspended", "count": "1", "confirm": "1"}, "resume", "suspended"),
+    ("start", {"name": "stays", "input": '"plain"', "id": "begun"}, "start", "begun"),
+    ("rerun", {"instance": "shown", "id": "shown-2"}, "rerun", "shown"),
+    ("rerun-matching", {"prefix": "spoilt", "count": "1", "confirm": "1"}, "rerun", "spoilt"),
     ("raise", {"instance": "stays", "name": "other", "data": '"tea"'}, "raise", "stays"),
     ("reset", {"instance": "spoilt", "confirm": "spoilt", "event": "2"}, "reset", "spoilt"),
     ("move", {"session": "s", "to": "one"}, "move", "s"),

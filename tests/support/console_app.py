@@ -75,6 +75,20 @@ async def spoils(ctx: affinity.OrchestrationContext, text: str) -> None:
     await ctx.schedule_activity(spoil, text)
 
 
+class Order(BaseModel):
+    """A flat input."""
+
+    item: str
+    count: int = 1
+    gift: bool = False
+
+
+@app.orchestration
+async def buys(ctx: affinity.OrchestrationContext, order: Order) -> str:
+    """Say what is ordered."""
+    return f"{order.count} {order.item}"
+
+
 @app.orchestration
 async def fans(ctx: affinity.OrchestrationContext, text: str) -> None:
     """Run 25 equal activities, and wait for an event."""

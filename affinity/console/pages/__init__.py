@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 
 from affinity.composed.client import Client
-from affinity.console.pages import errors, instances, overview, retries, sessions, workers
+from affinity.console.pages import errors, instances, overview, retries, sessions, starts, workers
 from affinity.console.pages.base import Page, Waiting
 from affinity.errors import InvalidOptions
 from affinity.guests import modules
@@ -27,6 +27,8 @@ _PAGES = {
         Page("/errors", "Errors", "errors.html", errors.errors),
         Page("/instance", "Instance", "instance.html", instances.instance),
         Page("/retries", "Retries", "retries.html", retries.retries, waiting=retries.retried),
+        Page("/start", "Start", "start.html", starts.start),
+        Page("/rerun", "Run again", "rerun.html", starts.rerun),
         Page("/reset", "Reset", "reset.html", instances.reset),
     )
 }

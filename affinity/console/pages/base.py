@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -173,6 +174,18 @@ def single(query: Query, name: str, allowed: Collection[Word]) -> Word:
     if found is None:
         raise InvalidInput(f"there is no {name} {query.get(name)!r:.40}: there are {', '.join(allowed)}")
     return found
+
+
+def json_of(form: Query, name: str) -> Any:
+    """Return the value of a field that has JSON.
+
+    Raises:
+        InvalidInput: it has none.
+    """
+    try:
+        return json.loads(form.get(name, ""))
+    except (ValueError, RecursionError):
+        raise InvalidInput(f'{name} is no JSON: a text stands in quotes, as "done"') from None
 
 
 def given(query: Query, *names: str) -> dict[str, str]:

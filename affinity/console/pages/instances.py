@@ -27,7 +27,7 @@ from affinity.console.pages.base import (
 )
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.rendering import counted
-from affinity.conversation.kinds import name_conditions
+from affinity.conversation.kinds import SUFFIX, name_conditions
 from affinity.errors import InvalidInput, PayloadUnreadable
 from affinity.limits import SCRAPE_COUNT
 from affinity.provider.contract import FINISHED, RARE_STATUSES, FailureRecord, InstanceStatus
@@ -50,6 +50,7 @@ LOOKED_AT: Final = 10_000
 TOGETHER: Final[Mapping[str, Collection[InstanceStatus]]] = {
     "cancel": ["pending", "running"],
     "resume": ["suspended"],
+    "rerun": ["completed", "failed", "cancelled"],
 }
 """The statuses of the instances that an action on a list changes. One that is suspended ends when it goes on."""
 
@@ -129,6 +130,8 @@ async def matching(client: Client, query: Query, status: Collection[InstanceStat
     if not wanted:
         return []
     where.pop("sort", None)
+    if {*wanted} & FINISHED and "name_suffix" not in where:  # a conversation begins with a message
+        where |= name_conditions(is_conversation=False)
     page = await client.list_instances(**{**where, "status": wanted}).page(limit=MAX_MATCHING)
     return [each.instance_id for each in page.items]
 
@@ -153,6 +156,11 @@ async def instances(client: Client, query: Query, payloads: Payloads) -> dict[st
         "looked_at": LOOKED_AT if _looks(query) and len(page.items) < ROWS else None,
         "counts": counts,
         "most": MAX_MATCHING,
+        "together": {
+            "cancel": ("cancel", "Cancel", "cancelled"),
+            "resume": ("resume", "Resume", "resumed"),
+            "rerun": ("start", "Run again", "run again"),
+        },
         "say": payloads.text,
     }
 
@@ -183,6 +191,7 @@ async def instance(client: Client, query: Query, payloads: Payloads) -> dict[str
         "only_failed": only_failed,
         "gantt": gantt,
         "points": _points(gantt),
+        "conversation": found.name.endswith(SUFFIX),
         "most_lines": MAX_LINES,
         "say": payloads.text,
         "is_long": whole is None,

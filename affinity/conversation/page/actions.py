@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from affinity.console.actions import Form, Verb, json_of
-from affinity.console.pages.base import number, required
+from affinity.console.actions import Form, Verb
+from affinity.console.pages.base import json_of, number, required
 from affinity.console.rendering import query
 from affinity.conversation import ConversationHandle, UserMessage
 from affinity.conversation.client import ConversationCalls
