@@ -27,7 +27,7 @@ class Field:
 
     name: str
     type: str  # of `TYPES`
-    title: str
+    title: str  # its description, or its name
     default: str  # as text; empty: none
     choices: tuple[str, ...] = ()
     is_required: bool = False
@@ -56,7 +56,7 @@ def _field_of(name: str, about: Any, is_required: bool) -> Field | None:
         return None
     default = about.get("default")
     text = "" if default is None else default if isinstance(default, str) else json.dumps(default)
-    title = str(about.get("description") or about.get("title") or name)
+    title = str(about.get("description") or name)
     return Field(name, kind, title, text, tuple(choices), is_required)
 
 
