@@ -22,7 +22,7 @@ from affinity.errors import OrchestrationFailed
 from affinity.flow.store.contract import LimitClosing, LimitSpec, limits_of
 from affinity.payloads import PayloadCodec
 from tests.console.conftest import ORIGIN, token
-from tests.console.test_pages import crawl
+from tests.console.crawling import crawl
 from tests.payloads.xor import CODEC
 from tests.support.cli_runner import new_runner
 from tests.support.console_app import app, chats, keeps, shows, spoils, stays

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import timedelta
-from html.parser import HTMLParser
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -23,6 +21,7 @@ from affinity.conversation import UserMessage
 from affinity.errors import InvalidOptions
 from affinity.session import SessionMetadata, SessionState
 from tests.console.conftest import Open, fill
+from tests.console.crawling import Tags, crawl
 from tests.support.console_app import chats, fans, retries
 from tests.support.waiting import until
 
@@ -38,40 +37,6 @@ HOSTILE = [
     "x" * 700_000,
 ]
 """Texts that a model, or somebody who talks to it, may write."""
-
-
-class Tags(HTMLParser):
-    """The tags of a page, with their attributes."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def links(self, *names: str) -> Iterator[str]:
-        """Where the page leads, and what it loads: the values of these attributes."""
-        for _, attributes in self.tags:
-            for name in names:
-                if attributes.get(name):
-                    yield attributes[name] or ""
-
-
-async def crawl(http: httpx.AsyncClient, start: str) -> dict[str, httpx.Response]:
-    """All that can be reached by links, but for forms, downloads, and the same pages with other times."""
-    found: dict[str, httpx.Response] = {}
-    left = [start]
-    while left:
-        address = left.pop()
-        if address in found or "#" in address or "times=" in address:
-            continue
-        found[address] = answer = await http.get(address)
-        assert answer.status_code == 200, f"{address}: {answer.status_code} {answer.text[:500]}"
-        if answer.headers["content-type"].startswith("text/html"):
-            left += [urljoin(address, link) for link in Tags(answer.text).links("href", "src")]
-    return found
 
 
 async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Client, open_console: Open) -> None:
