@@ -200,6 +200,7 @@ WHERE i.status IN ('completed', 'failed', 'cancelled')
 -- labelled]
 
 -- places: the instances of a group. Other labels are looked up at the same place in their index, before an instance is read
+-- Without OFFSET 0 all labels of a phase are hashed, where the planner thinks that they fit into memory.
 -- [rare
         SELECT r.created_at, r.instance_id, r.status AS phase FROM instances_by_status r
         WHERE r.status = w.phase
@@ -213,7 +214,7 @@ WHERE i.status IN ('completed', 'failed', 'cancelled')
           WHERE g.key <> c.key AND NOT EXISTS (
               SELECT FROM instance_labels o
               WHERE o.key = g.key AND o.value = g.value AND o.phase = w.phase AND o.created_at = r.created_at
-                AND o.instance_id = r.instance_id))
+                AND o.instance_id = r.instance_id OFFSET 0))
 -- several]
 -- labelled]
 
