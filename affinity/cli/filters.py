@@ -13,6 +13,9 @@ from affinity.provider.contract import InstanceStatus
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+SUFFIX: Final = ".conversation"
+"""Ending of the names of the orchestrations of conversations: see `InstanceConditions.name_suffix`."""
+
 _OPTIONS: Final = (
     click.option("--label", "labels", multiple=True, type=LABEL, help="Only with this label; may be repeated."),
     click.option("--name", help="Only of this orchestration."),
@@ -36,6 +39,11 @@ of_status: Final = click.option(
 """Adds the option ``--status``."""
 
 
+def name_conditions(*, is_conversation: bool) -> dict[str, Any]:
+    """Return the conditions of `Client.list_instances` for the instances of conversations, or for all others."""
+    return {"name_suffix": SUFFIX} if is_conversation else {"without_suffix": [SUFFIX]}
+
+
 def selected(function: F) -> F:
     """Add the options that choose instances; the command gets them as conditions of `Client.list_instances`."""
 
@@ -45,8 +53,6 @@ def selected(function: F) -> F:
     ) -> Any:
         where: dict[str, Any] = {}
         if conversations is not None:
-            from affinity.conversation.kinds import name_conditions
-
             where = name_conditions(is_conversation=conversations)
         return function(*args, **given, labels=labels_of(labels) or None, **where)
 

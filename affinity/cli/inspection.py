@@ -14,7 +14,6 @@ from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, counted, pairs, printable, relative, seconds, table
 from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
-from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.errors import Explanation, PayloadUnreadable
 from affinity.limits import MAX_COUNT, MAX_PAGE
@@ -232,7 +231,7 @@ def _event_row(event: HistoryRecord) -> tuple[object, ...]:
 @selected
 @click.option(
     "--sort",
-    type=click.Choice(get_args(InstanceSort)),
+    type=click.Choice(["started", "-started", "ended", "-ended", "duration", "-duration"]),
     help="By start, end, or the time between; with - the newest, or longest, first  [default: -started]",
 )
 @paged("Instances")

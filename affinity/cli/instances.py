@@ -11,18 +11,19 @@ import anyio
 import click
 
 from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, LABEL, labels_of
-from affinity.cli.filters import of_status, selected
+from affinity.cli.filters import name_conditions, of_status, selected
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
 from affinity.cli.shell import Shell, command, remove, with_client, with_workers
 from affinity.client import EndedStatus, IfEnded, IfRunning, Instance
 from affinity.composed.client import Client
-from affinity.conversation.kinds import name_conditions
 from affinity.errors import InvalidInput, UnknownInstance, details_document
 from affinity.orchestration import Event, EventValue
-from affinity.orchestration.definitions import MISSING
 from affinity.provider import migrate
 from affinity.provider.contract import FINISHED, InstanceStatus, Resumption
+
+_SAME: Final = object()
+"""Instead of an input: the same one."""
 
 _ENDINGS: Final = {"failed": "failed", "cancelled": "was cancelled"}
 _PRESENT: Final[dict[str | None, str]] = {
@@ -269,7 +270,7 @@ def resume(
 
 @command()
 @click.argument("instance_id", metavar="[ID]", required=False)
-@click.option("--input", "value", type=JSON, default=MISSING, help="Another input: JSON text, @FILE, or - for stdin.")
+@click.option("--input", "value", type=JSON, default=_SAME, help="Another input: JSON text, @FILE, or - for stdin.")
 @click.option("--id", "new_id", help="Id of the new instance; makes the command idempotent  [default: random]")
 @of_status
 @selected
@@ -303,13 +304,13 @@ def rerun(
     if chosen == (instance_id is not None) or ((yes or dry_run) and not chosen):
         raise click.UsageError("give an ID, or options that choose instances: --status, --label, --name, ...")
     if instance_id is not None:
-        given = {} if value is MISSING else {"input": value}
+        given = {} if value is _SAME else {"input": value}
         new_id = new_id or uuid.uuid4().hex
         handle = with_client(shell, lambda client: client.rerun(instance_id, new_id=new_id, force=force, **given))
         document = {"instance_id": handle.instance_id, "of": instance_id, "outcome": handle.outcome}
         shell.show(document, lambda: click.echo(handle.instance_id))
         return
-    if value is not MISSING or new_id is not None:
+    if value is not _SAME or new_id is not None:
         raise click.UsageError("--input and --id are for one ID")
     if not FINISHED.issuperset(status):
         raise click.UsageError("--status: only instances that have ended are run again: completed, failed, cancelled")

@@ -126,11 +126,6 @@ def orchestration_of(kind: str) -> str:
     return f"{kind}{SUFFIX}"
 
 
-def name_conditions(*, is_conversation: bool) -> dict[str, Any]:
-    """Return the conditions of `Client.list_instances` for the instances of conversations, or for all others."""
-    return {"name_suffix": SUFFIX} if is_conversation else {"without_suffix": [SUFFIX]}
-
-
 def _message(signal: SignalType, **fields: str) -> str:
     others = "".join([f',"{name}":{value}' for name, value in fields.items()])
     return encode_message(ANY_EXECUTION, EventRaised(name=SIGNAL, data=f'{{"type":"{signal}"{others}}}'))

@@ -15,6 +15,9 @@ from affinity.composed.client import Client
 from affinity.console.payloads import Payloads
 from affinity.errors import InvalidInput
 
+SUFFIX: Final = ".conversation"
+"""Ending of the names of the orchestrations of conversations: see `InstanceConditions.name_suffix`."""
+
 ROWS: Final = 50
 """Rows on a page of a list."""
 
@@ -150,6 +153,11 @@ def label_of(text: str) -> tuple[str, str]:
     if not key or not equals or not value:
         raise InvalidInput(f"{text.strip()!r:.80} is not a label: give KEY=VALUE")
     return key, value
+
+
+def name_conditions(*, is_conversation: bool) -> dict[str, Any]:
+    """Return the conditions of `Client.list_instances` for the instances of conversations, or for all others."""
+    return {"name_suffix": SUFFIX} if is_conversation else {"without_suffix": [SUFFIX]}
 
 
 def list_of(query: Query, name: str, allowed: Collection[str]) -> list[str]:

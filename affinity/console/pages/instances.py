@@ -9,17 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from affinity.client import HistoryRecord, Instance
-from affinity.client.inspection import InstanceSort
 from affinity.composed.client import Client
 from affinity.console.gantt import MAX_LINES, Gantt, GanttLine, gantt_of, is_failure, lines_of
 from affinity.console.links import span_of, trace_id_of
 from affinity.console.pages.base import (
     ROWS,
+    SUFFIX,
     Query,
     Waiting,
     given,
     label_of,
     list_of,
+    name_conditions,
     number,
     required,
     single,
@@ -27,9 +28,7 @@ from affinity.console.pages.base import (
 )
 from affinity.console.payloads import Payload, Payloads
 from affinity.console.rendering import counted
-from affinity.conversation.kinds import SUFFIX, name_conditions
 from affinity.errors import InvalidInput, PayloadUnreadable
-from affinity.limits import SCRAPE_COUNT
 from affinity.provider.contract import FINISHED, RARE_STATUSES, FailureRecord, InstanceStatus
 
 EVENTS: Final = 100
@@ -63,7 +62,7 @@ FILTERS: Final = (
     *("behind", "sort", "within"),
 )
 
-SORTS: Final[Mapping[InstanceSort, str]] = {
+SORTS: Final[Mapping[str, str]] = {
     "-started": "newest first",
     "started": "oldest first",
     "-ended": "ended last, first",
@@ -110,7 +109,7 @@ def conditions(query: Query) -> dict[str, Any]:
     where |= {f"created_{name}": time_of(query, name) for name in ("since", "before") if where.pop(name, None)}
     if where.pop("within", None):
         where["created_since"] = datetime.now(UTC) - WITHIN[single(query, "within", WITHIN)]
-    return where | ({"most": LOOKED_AT} if _looks(query) else {})
+    return where | ({"most": LOOKED_AT} if _looks(query) or query.get("sort", "").endswith("duration") else {})
 
 
 def _looks(query: Query) -> bool:
@@ -151,7 +150,7 @@ async def instances(client: Client, query: Query, payloads: Payloads) -> dict[st
         "within": WITHIN,
         "by_end": sort.endswith("ended"),
         "newest": sort.startswith("-"),
-        "sampled": SCRAPE_COUNT if sort.endswith("duration") else None,
+        "sampled": LOOKED_AT if sort.endswith("duration") else None,
         "filters": given(query, *FILTERS),
         "looked_at": LOOKED_AT if _looks(query) and len(page.items) < ROWS else None,
         "counts": counts,

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from affinity.client.registered import RegisteredFunction
 from affinity.composed.client import Client
-from affinity.console.pages.base import Query, json_of, required
+from affinity.console.pages.base import SUFFIX, Query, json_of, required
 from affinity.console.payloads import Payloads, pretty
-from affinity.conversation.kinds import SUFFIX
 from affinity.errors import InvalidInput
 
 TYPES: Final = ("string", "integer", "number", "boolean")
