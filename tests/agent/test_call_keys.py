@@ -147,18 +147,23 @@ async def test_each_call_has_its_own_result(ids: Any, shape: Shape) -> None:
 async def test_a_call_that_is_done_is_not_done_again(ids: Any, repeat: Any) -> None:
     """The process ends while the slow one runs: the next attempt runs that alone, or says that it is not known."""
     model, runs, inside = Model(ids, _openai), [], [anyio.Event(), anyio.Event()]
+    talks: list[affinity.ConversationHandle] = []
 
     @make_tool(repeat=repeat)
     async def look(at: str) -> str:
         """Look."""
         runs.append(at)
         if at.startswith("slow") and runs.count(at) == 1:
-            await anyio.sleep(0.05)  # until the other one is done
+            while f"result of fast {at[-1]}" not in [
+                each.result for each in await _events(talks[0], "agent.tool_result")
+            ]:
+                await anyio.sleep(0.01)
             inside[int(at[-1])].set()
             await anyio.sleep_forever()
         return f"result of {at}"
 
     async with talk_to(model, look) as (env, talk):
+        talks.append(talk)
         seq = await talk.send(UserMessage("x"))
         for event in inside:
             with anyio.fail_after(30):

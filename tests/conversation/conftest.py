@@ -18,6 +18,12 @@ def url(request: pytest.FixtureRequest) -> str:
     return found
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def server(request: pytest.FixtureRequest) -> str | None:
+    """Of an `Env`; None: SQLite."""
+    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
+
+
 @pytest.fixture
 def postgres_age() -> str:
     """The newer of the two servers."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +10,6 @@ import anyio
 import pytest
 from pydantic import BaseModel
 
-import affinity
 from affinity import ConversationLimits, RetryPolicy, Wake
 from affinity.conversation import AgentMessage, ChildDelegated, ChildEnded, ToolConfirmation, UserMessage
 from affinity.errors import (
@@ -24,8 +22,8 @@ from affinity.errors import (
     WakeMisuse,
     decisive_error,
 )
-from affinity.testing import Env
-from tests.conversation.application import Chat, Handler, make
+from tests.conversation.application import Chat, make
+from tests.conversation.stepping import RETRY, Failing, talk_to, texts
 
 pytestmark = [
     pytest.mark.anyio,
@@ -33,47 +31,11 @@ pytestmark = [
     pytest.mark.nightly_cases(r"^(?!test_(what_is_committed_stays_and_counts|a_step_whose_process_ends)).*\[postgres"),
 ]
 
-RETRY = RetryPolicy(max_attempts=3, initial_interval=1.0)
-
 
 class Price(BaseModel):
     """A result with a type."""
 
     cents: int
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def server(request: pytest.FixtureRequest) -> str | None:
-    """Of an `Env`; None: SQLite."""
-    return None if request.param == "sqlite" else request.getfixturevalue("postgres_shared")
-
-
-@asynccontextmanager
-async def talk_to(
-    server: str | None, handler: Handler, *others: affinity.Conversations[Any], **options: Any
-) -> AsyncIterator[tuple[Env, affinity.ConversationHandle]]:
-    """A conversation with this handler."""
-    chats, app = make(handler, **{"retry": RETRY, **options}), affinity.App("steps")
-    for each in (chats, *others):
-        app.include(each)
-    async with Env(app, url=server) as env:
-        yield env, env.client.conversation(chats, "c")
-
-
-class Failing:
-    """Raises for the first attempts of each wake."""
-
-    def __init__(self, attempts: int = 1) -> None:
-        self._attempts = attempts
-
-    def __call__(self, wake: Wake) -> None:
-        if wake.attempt <= self._attempts:
-            raise ConnectionError("the model is busy")
-
-
-async def texts(talk: affinity.ConversationHandle) -> list[str]:
-    """Of the entries with a text, in order."""
-    return [entry.event.text for entry in await talk.history() if hasattr(entry.event, "text")]
 
 
 # -- steps

@@ -22,9 +22,7 @@ from affinity.conversation import (
 )
 from affinity.errors import StepInterrupted, TokenUnknown, WakeFailed
 from tests.conversation.application import Chat
-from tests.conversation.test_steps import Failing, server, talk_to, texts
-
-__all__ = ["server"]
+from tests.conversation.stepping import Failing, talk_to, texts
 
 pytestmark = [
     pytest.mark.anyio,

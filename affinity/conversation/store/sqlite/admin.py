@@ -149,7 +149,7 @@ def find_prunable(
     over, goes_on = _find_over(tx, retention, after, math.inf if everything else tx.now)
     entries: dict[int, int] = {}
     for at in _read_bounds(tx, over, retention):
-        if monotonic() > until:
+        if entries and monotonic() > until:  # each step goes on, however busy the machine is
             goes_on = at.journal_id - 1
             break
         entries[at.journal_id] = _count(tx, at, retention, each)
@@ -196,13 +196,15 @@ def _count(tx: Tx, at: _Bounds, retention: JournalRetention, most: int | None) -
 def prune(tx: Tx, found: Prunable, retention: JournalRetention, limit: int, after: int) -> JournalPruning:
     until = monotonic() + PRUNE_STEP_SECONDS
     removed = _remove_abandoned(tx, limit) if found.abandoned else 0
+    has_begun = removed > 0
     if kept := [journal_id for journal_id, number in found.entries.items() if not number]:
         tx.run(SQL["keep"], {"journal_ids": to_json(kept), "now": tx.now})
     doomed = [journal_id for journal_id, number in found.entries.items() if number]
     for start in range(0, len(doomed), _TOGETHER):
         for at in _read_bounds(tx, doomed[start : start + _TOGETHER], retention):
-            if removed >= limit or monotonic() > until:
+            if removed >= limit or (has_begun and monotonic() > until):
                 return JournalPruning(entries=removed, after=after)
+            has_begun = True
             removed += _cut(tx, at, retention, limit - removed)
             after = at.journal_id - (removed >= limit)  # there may be more of this one
     return JournalPruning(entries=removed, after=after if removed >= limit else found.after)
