@@ -118,6 +118,7 @@ NOT_PUBLIC: Final = {
     "UnitOfWork": "of a constructor that only `Sessions` calls",
     "WaitNotes": "the notes of waits in a worker's database, for clients",
     "WakeParts": "of a constructor that only workers call",
+    "WakeSteps": "of a constructor that only wakes call",
 }
 """Types of affinity in public signatures that no application names, and why."""
 
