@@ -133,7 +133,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """The slow tests, which README's command leaves out, but those of `older`, of the browser and of the night."""
+    """The slow tests, which README's command leaves out, but those of `older`, of the browser and of the night: in a
+    workflow, and not in .ci/run.
+    """
     install(session, "test-all")
     session.run("python", "-m", "pytest", "-m", "slow and not (browser or nightly or older)", *session.posargs)
 

@@ -64,7 +64,7 @@ BY_HAND: Final = {"bench"}
 
 AT_NIGHT: Final = {"coverage", "nightly"}
 
-ONLY_A_JOB: Final = {"older"}
+ONLY_A_JOB: Final = {"older", "slow"}
 """Sessions for which one machine that runs all of them, by .ci/run, has no time."""
 
 

@@ -67,6 +67,7 @@ def filled(database: Path) -> None:
     succeed("schedules", "create", NAME, "greet", "--cron", "0 3 * * *")
 
 
+@pytest.mark.nightly_cases("cp1252|latin-1|utf-8")
 @pytest.mark.parametrize("terminal", TERMINALS)
 def test_what_a_terminal_cannot_print_is_escaped(filled: None, terminal: str) -> None:
     """Each character on its own; no command ends with a traceback. JSON is UTF-8 everywhere."""
@@ -124,6 +125,7 @@ def test_a_terminal_may_be_narrow(filled: None, columns: str) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.nightly_cases(r"variables[1-357-9]")
 @pytest.mark.parametrize(
     "variables",
     [

@@ -14,7 +14,7 @@ from affinity.errors import OrchestrationCancelled
 from affinity.flow.store.contract import limits_of
 from affinity.testing import Env
 
-pytestmark = [pytest.mark.anyio, pytest.mark.nightly_cases("old")]
+pytestmark = [pytest.mark.anyio, pytest.mark.nightly_cases(r"old|new-(?!plain-expected|comes_again-2|crash|parent)")]
 
 SLOTS = 2
 POOL = Limit("pool", concurrency=SLOTS)

@@ -30,6 +30,7 @@ def program(kind: RolloutKind = "changed", resumed_by: str = "operator", ticks: 
     return Program(PARTS, workers=2, rollout=Rollout(4, kind, resumed_by, ticks))  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly_cases(r"\[20-")
 @pytest.mark.parametrize("kind", get_args(RolloutKind))
 @pytest.mark.parametrize("resumed_by", ["operator", "release", "rollback"])
 @pytest.mark.parametrize("ticks", [20, None])

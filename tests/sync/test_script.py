@@ -43,6 +43,7 @@ def run(url: str, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly_cases("new")
 @pytest.mark.parametrize(
     "end",
     [
