@@ -364,6 +364,21 @@ class Wake(CommonCalls[None], RunCalls, StepCalls):
         if not self._parts.has_ended and len(writing.entries) < MAX_WAKE_ENTRIES:
             self._parts.trace.entries.append(writing.record(kind, fields))
 
+    async def arrived(self) -> Sequence[JournalEntry]:
+        """Return the inputs that have come since this wake began, oldest first, as many as one wake reads: such as a
+        message that changes what is asked for. They stay pending, and a later wake has them. So does one that an
+        earlier attempt has found here.
+
+        Raises:
+            SessionError: the handler has ended.
+        """
+        self._require_running()
+        query = JournalQuery(
+            session_id=self.conversation_id, after=self.read_up_to, pending=True, limit=self._kind.limits.inputs
+        )
+        page = await self._parts.journals.read(query)
+        return [] if page is None else [self._types.read(entry) for entry in page.entries]
+
     # -- before the end
 
     @cached_property

@@ -343,6 +343,33 @@ async def test_a_step_goes_on_by_its_token(server: str | None, repeat: Any, in_r
     assert effects.runs["begin"] == (2 if expected == "answer of begin 2" else 1)
 
 
+async def test_a_wake_sees_what_has_arrived_and_the_next_one_reads_it(server: str | None) -> None:
+    begun = anyio.Event()
+    seen: list[tuple[str, int]] = []
+
+    async def look() -> None:
+        wake = current_wake()
+        assert wake is not None
+        wake.stream("looks")  # also from within a step
+        while len(found := await wake.arrived()) < 2:
+            await anyio.sleep(0.01)
+        seen.extend((entry.event.text, entry.seq) for entry in found if isinstance(entry.event, UserMessage))
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if not seen:
+            assert not await wake.arrived()
+            begun.set()
+            await wake.step("look", look)
+        wake.append(AgentMessage(" ".join(event.text for event in wake.events if isinstance(event, UserMessage))))
+
+    async with talk_to(server, handler) as (_, talk):
+        first = await talk.send(UserMessage("a"))
+        await begun.wait()
+        numbers = [await talk.send(UserMessage(text)) for text in ("b", "c")]
+        assert ((await talk.reply(first)).text, (await talk.reply(numbers[1])).text) == ("a", "b c")
+    assert seen == [("b", numbers[0]), ("c", numbers[1])]
+
+
 async def test_no_wake_is_current_outside_of_a_handler() -> None:
     found: list[Any] = []
 
