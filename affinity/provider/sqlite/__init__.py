@@ -24,6 +24,7 @@ file beside it:
     values              values that instances have set
     instances           instances as clients see them: get, list, delete
     management          listings for operators: origins, work items, executions, trees, counts
+    failures            failed attempts and orchestrations: keep, list, count, remove
     quotas              limits of one database
     rebalancing         how full the workers are
     retention           removal of instances and histories that ended long ago
