@@ -89,7 +89,7 @@ class StepCalls:
             OnceMisuse, SchemaMismatch, RetryAfter: see `affinity.effects.OnceBlock`.
             InvalidOptions: ``once`` and ``repeat="never"``; or the connection is async, and the function is not.
             WakeMisuse: another step of this name and key runs.
-            SessionWriteConflict, SessionError: see `commit`.
+            SessionWriteConflict, SessionError: see `Wake.commit`.
             InvalidInput: the wake has too many steps, or an argument is out of bounds.
             NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large.
             Exception: the error of the function, or ``TimeoutError``. It is kept if ``repeat`` is "never".

@@ -23,13 +23,13 @@ FEW, MUCH = 100, 5_000
 
 FOREIGN_SESSIONS: Final = (
     "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)"
-    " SELECT 'other' || i, 'other', 'other-1', 1, 1e12, 0, 0 FROM numbers"
+    " SELECT 'other' || i, 'other', 'other-1', 1, 1e11, 0, 0 FROM numbers"
 )
 FOREIGN_ROWS: Final = (
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'x', 1, i, 'work', 'other' || (i % 100 + 1), 'w:other', 0, 0, '' FROM numbers",
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
-    " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e12, 0, '' FROM numbers",
+    " enqueued_at, payload) SELECT 'y', 1, i, 'work', 'offered' || i, 'new:other', 1e11, 0, '' FROM numbers",
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, route, visible_at, enqueued_at, payload,"
     " order_session, order_number) SELECT 'z', 1, i, 'work', 'blocked', 0, 0, '', 'ordered', 10 + i FROM numbers",
     "INSERT INTO instances (instance_id, generation, name, owner_worker, owner_incarnation, created_at, updated_at)"
@@ -43,10 +43,10 @@ FOREIGN_ROWS: Final = (
     "INSERT INTO history (instance_id, execution_id, event_id, event) SELECT 'x' || i, 1, 1, '' FROM numbers",
     "INSERT INTO session_states (session_id, version, created_at, updated_at, schema_version, encoding, kind, labels,"
     " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",
-    "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e12, 300 FROM numbers",
+    "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e11, 300 FROM numbers",
     "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM numbers",
     "INSERT INTO schedules (name, generation, revision, spec, next_due, skipped, created_at, updated_at)"
-    " SELECT 'later' || i, '1', 1, '{}', 1e12 + i, 0, 0, 0 FROM numbers",
+    " SELECT 'later' || i, '1', 1, '{}', 1e11 + i, 0, 0, 0 FROM numbers",
 )
 
 
