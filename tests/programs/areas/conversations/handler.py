@@ -39,6 +39,8 @@ NAME: Final = "conversations"
 CHILD: Final = f"{NAME}.child"
 
 WAKES_OF_RUN: Final = 4
+WITH_RUNS: Final = f"{NAME}-1"
+"""Beginning of the ids of conversations with runs, which an import refuses unless it leaves them out."""
 
 LIMITS: Final = ConversationLimits(inputs=4, requests=3, revisits=3)
 WAKES: Final = affinity.Limit("wakes", concurrency=3)
@@ -174,10 +176,11 @@ async def perform(
         await _do(port, chat, place, steps)
     for source, event in events:
         await _read(port, chat, source, event)
-    is_known = chat.run[:1] == [port.name] and not any(isinstance(event, UserInterrupt) for _, event in events)
-    number = chat.wakes % WAKES_OF_RUN
-    run = await port.run(number, chat.run[1] if is_known else None)
-    chat.run = [port.name, run] if number < WAKES_OF_RUN - 1 else []
+    if port.name.startswith(WITH_RUNS):
+        is_known = chat.run[:1] == [port.name] and not any(isinstance(event, UserInterrupt) for _, event in events)
+        number = chat.wakes % WAKES_OF_RUN
+        run = await port.run(number, chat.run[1] if is_known else None)
+        chat.run = [port.name, run] if number < WAKES_OF_RUN - 1 else []
     chat.at_wake, chat.done, chat.adds_again = "", {}, False
     await port.emit(Kept(chat.model_copy(deep=True)))
 
