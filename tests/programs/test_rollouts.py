@@ -51,7 +51,9 @@ async def test_a_conversation_ends_that_is_terminated_while_it_cannot_go_on() ->
 @pytest.mark.timeout(300)
 async def test_instances_that_a_release_suspends_go_on_on_postgres(servers: Servers) -> None:
     totals = Totals()
-    await run(program(), Copies(servers.server("old")), totals)
+    for _ in range(10):  # on a busy machine all may be done before the release is there
+        if not totals.suspensions:
+            await run(program(), Copies(servers.server("old")), totals)
     assert totals.suspensions > 0
 
 

@@ -124,6 +124,12 @@ async def rerun(client: Client, query: Query, payloads: Payloads) -> dict[str, A
     return {
         "instance": found,
         "shown": shown,
-        "text": json.dumps(value, indent=2, ensure_ascii=False) if is_whole else None,
+        "text": _editable(value) if is_whole else None,
         "problem": problem,
     }
+
+
+def _editable(value: Any) -> str:
+    """Return JSON to be edited, with escapes for characters that do not show, or change the direction of text."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return "".join([c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text])
