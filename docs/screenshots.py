@@ -12,7 +12,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 FOLDER = Path(__file__).parent / "run"
-VIEWPORT = {"width": 1000, "height": 620}
+VIEWPORT = {"width": 1280, "height": 860}
 
 
 def main() -> None:
