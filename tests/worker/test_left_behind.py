@@ -18,7 +18,7 @@ from affinity.errors import ActivityTimeout, WakeFailed
 from affinity.provider.contract import LEFT_BEHIND
 
 LIMIT = 0.2
-ENOUGH = 4.0
+ENOUGH = 30.0
 """Within these seconds the end of an attempt is seen."""
 
 ends: list[str] = []
