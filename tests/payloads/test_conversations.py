@@ -50,3 +50,15 @@ async def test_a_conversation_waits_for_the_right_key(env_url: str | None) -> No
         assert not any(
             isinstance(item, JournalEntry) and item.event.kind == "conversation.dead_letters" for item in found
         )
+
+
+async def test_a_conversation_is_described_anew(env_url: str | None) -> None:
+    """Its title is encoded on its way; so the call names its other arguments. An actor is known: it is audited."""
+    async with Env(app, url=env_url, codec=XorCodec()) as env:
+        talk = env.client.conversation(chats, "c1")
+        await talk.ask(UserMessage("one"))
+        with env.client.acting_as("ann"):
+            await talk.describe(title="of one", labels={"tenant": "acme"})
+        (found,) = [each async for each in env.client.list_conversations()]
+        assert (found.title, dict(found.labels)) == ("of one", {"tenant": "acme"})
+        assert [(each.user, each.action) for each in await env.client.audit()][:1] == [("ann", "describe")]

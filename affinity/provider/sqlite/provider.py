@@ -372,11 +372,11 @@ class SqliteProvider:
         if inode != self._inode:
             raise DatabaseChanged("the database is another file than the one that was opened")
 
-    async def _write(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _write(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._writer.call(Database.write, operation, *args, **kwargs)
 
     async def _act(
-        self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs
+        self, name: str, kind: str, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         actors = actors_on(self.database)
         if actors is None:
@@ -384,7 +384,7 @@ class SqliteProvider:
         call = ActionCall(name, kind, targets_of(args))
         return await run_action(self._writer, actors, call, lambda tx: operation(tx, *args, **kwargs))
 
-    async def _read(self, operation: Callable[Concatenate[Tx, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(self, operation: Callable[Concatenate[Tx, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._reader.call(Database.read, operation, *args, **kwargs)
 
     def _watch(self, change: int) -> None:
