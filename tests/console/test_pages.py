@@ -264,7 +264,7 @@ async def test_instances_in_several_orders(client: Client, open_console: Open) -
         longest = (await http.get("/instances?sort=-duration")).text
         assert sorted(ids_of(longest)) == ["shown", "spoilt"]
         assert "Among the 10,000 that ended last" in longest
-        assert 'data-label="owner"><span class="worker' in longest
+        assert 'class="wide"><span class="worker' in longest
         for wrong in ("sort=x", "within=2h", "behind=x", "status=failed,x"):
             assert (await http.get(f"/instances?{wrong}")).status_code == 400, wrong
     for address in ("/nowhere", "https://evil.test/", "instances"):
