@@ -121,7 +121,8 @@ class Oracle:
             if child is None or child.info.parent_id != past.id or _number_of(event.instance_id) is not None:
                 continue
             first = next((each for each in child.runs[0].events if isinstance(each, ev.OrchestrationStarted)), None)
-            if first is not None and child.runs[0].execution_id == 1 and not child.runs[0].is_reset:
+            is_of_event = first is not None and _started_by(first, run.execution_id, number)  # not of another one
+            if first is not None and is_of_event and child.runs[0].execution_id == 1 and not child.runs[0].is_reset:
                 assert first.labels == event.labels, f"{past.id} starts {child.id}: {event}, which begins with {first}"
             if isinstance(answer, ev.SubOrchestrationCancelled):
                 assert child.has_ended, f"{past.id} has cancelled {child.id}, which is {child.info.status}"
@@ -315,3 +316,9 @@ def _number_of(name: str) -> int | None:
 
 def _is_ours(event: ev.EventRaised) -> bool:
     return not event.name.startswith("affinity:")
+
+
+def _started_by(first: ev.OrchestrationStarted, execution_id: int, number: int) -> bool:
+    """Whether this event of its parent has started the instance: another one may name the same id."""
+    parent = first.parent
+    return parent is not None and (parent.execution_id, parent.schedule_id) == (execution_id, number)
