@@ -38,6 +38,10 @@ from tests.programs.areas.conversations.script import FOR_GOOD
 NAME: Final = "conversations"
 CHILD: Final = f"{NAME}.child"
 
+WAKES_OF_RUN: Final = 4
+WITH_RUNS: Final = f"{NAME}-1"
+"""Beginning of the ids of conversations with runs, which an import refuses unless it leaves them out."""
+
 LIMITS: Final = ConversationLimits(inputs=4, requests=3, revisits=3)
 WAKES: Final = affinity.Limit("wakes", concurrency=3)
 OWNERS: Final = affinity.Limit("owners", concurrency=2, keyed=True)
@@ -53,6 +57,7 @@ class Chat(BaseModel):
     waiting: dict[str, list[Any]] = Field(default_factory=dict)  # steps by the id of the request for which they wait
     at_wake: str = ""  # the wake that has committed a part, while it has not ended
     done: dict[str, int] = Field(default_factory=dict)  # how many steps it has begun, by their source
+    run: list[str] = Field(default_factory=list)  # its id, and the id of the run that goes on in the next wake
     adds_again: bool = False  # its next attempt adds again what is committed
 
 
@@ -112,6 +117,8 @@ OWN_EVENTS: Final = (Script, Seen, Noted, Refused, Kept)
 class Port(Protocol):
     """Where the steps have their effects: a wake, or the oracle, which compares them with the entries of one."""
 
+    name: str
+    """Of the conversation."""
     place: str
     """Of the step."""
 
@@ -125,6 +132,7 @@ class Port(Protocol):
     async def step(self, number: int, once: bool) -> None: ...
     async def group(self, attempts: int, final: bool) -> None: ...
     async def start(self, what: str, number: int) -> None: ...
+    async def run(self, number: int, known: str | None) -> str: ...
     async def commit(self) -> None: ...
     async def fail(self, attempts: int, final: bool) -> None: ...
     def finish(self, result: int) -> None: ...
@@ -168,6 +176,11 @@ async def perform(
         await _do(port, chat, place, steps)
     for source, event in events:
         await _read(port, chat, source, event)
+    if port.name.startswith(WITH_RUNS):
+        is_known = chat.run[:1] == [port.name] and not any(isinstance(event, UserInterrupt) for _, event in events)
+        number = chat.wakes % WAKES_OF_RUN
+        run = await port.run(number, chat.run[1] if is_known else None)
+        chat.run = [port.name, run] if number < WAKES_OF_RUN - 1 else []
     chat.at_wake, chat.done, chat.adds_again = "", {}, False
     await port.emit(Kept(chat.model_copy(deep=True)))
 
@@ -292,6 +305,7 @@ class WakePort:
 
     def __init__(self, wake: affinity.Wake, children: Conversations[Chat]) -> None:
         self._wake, self._children = wake, children
+        self.name = wake.conversation_id
         self.place = ""
 
     async def add_again(self) -> None:
@@ -376,7 +390,7 @@ class WakePort:
         await self.emit(Noted(f"step {number}"))
 
     async def group(self, attempts: int, final: bool) -> None:
-        """Three at the same time, the second of which fails."""
+        """Three at the same time, the second of which fails, by keys; and two that are equal, without keys."""
 
         async def failing() -> str:
             await self.fail(attempts, final)
@@ -386,7 +400,32 @@ class WakePort:
         async with anyio.create_task_group() as tasks:
             for number in range(3):
                 tasks.start_soon(self._step, f"{place}/{number}", failing if number == 1 else _new_result)
+            tasks.start_soon(self._equal_steps, place)
         await self.emit(Noted("group"))
+
+    async def _equal_steps(self, place: str) -> None:
+        """The one may have the result of the other."""
+        results: list[str] = []
+
+        async def step() -> None:
+            results.append(await self._wake.step(f"equal at {place}", _new_result))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(step)
+            tasks.start_soon(step)
+        self._note(f"{place}/equal", " ".join(sorted(results)))
+
+    async def run(self, number: int, known: str | None) -> str:
+        """Go on in a run over several wakes: each adds a step, and gets the results of those before."""
+        async with self._wake.run("over wakes") as run:
+            for each in range(number + 1):
+                result = await run.step("part", _new_part, each)
+                of = f"{self._wake.conversation_id} {run.id} {each}"
+                assert calls.note_step(of, result), f"step {each} of run {run.id} has a second result"
+            self._wake.append(Noted(f"run {run.id}"))
+            if number < WAKES_OF_RUN - 1:
+                await run.pause()
+        return run.id
 
     async def _step(self, place: str, work: Callable[[], Awaitable[str]], once: bool = False) -> None:
         """It gives another result each time it runs: an attempt that has one must have that of the attempt before."""
@@ -395,8 +434,11 @@ class WakePort:
         except StepInterrupted:
             assert once, f"step {place} was interrupted, and may be repeated"
         else:
-            wake = self._wake._parts.tried_with or self._wake.id  # of all its inputs, which are tried one by one
-            assert calls.note_step(f"{wake} {place}", result), f"step {place} has a second result"
+            self._note(place, result)
+
+    def _note(self, place: str, result: str) -> None:
+        wake = self._wake._parts.tried_with or self._wake.id  # of all its inputs, which are tried one by one
+        assert calls.note_step(f"{wake} {place}", result), f"step {place} has a second result"
 
     async def commit(self) -> None:
         await self._wake.commit()
@@ -449,6 +491,10 @@ def end_of_run(what: str, number: int) -> tuple[int | None, str | None]:
 async def _new_result() -> str:
     await anyio.sleep(0.001)
     return uuid4().hex
+
+
+async def _new_part(number: int) -> str:
+    return f"{number} {await _new_result()}"
 
 
 def talk_id(number: int) -> str:

@@ -490,6 +490,14 @@ class EntryPort:
     async def group(self, attempts: int, final: bool) -> None:
         await self.emit(Noted("group"))
 
+    async def run(self, number: int, known: str | None) -> str:
+        """It goes on, unless an interrupt or its end has ended it."""
+        found = self._next("a run")
+        assert isinstance(found, Noted), f"has {found!r}, not its run"
+        run_id = found.text.removeprefix("run ")
+        assert known is None or run_id == known, f"is in run {run_id}, and {known} has not ended"
+        return run_id
+
     async def fail(self, attempts: int, final: bool) -> None:
         pass
 
