@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 
 class RunPaused(ControlSignal):
-    """Leaves the block of a run that waits: see `WakeRun.pause`."""
+    """Leaves the block of a run that waits, and the blocks of others within it: see `WakeRun.pause`."""
+
+    def __init__(self, run: WakeRun) -> None:
+        super().__init__(f"run {run.name!r} waits")
+        self.run = run
 
 
 class WakeRun(StepCalls):
@@ -119,13 +123,14 @@ class WakeRun(StepCalls):
         on in the block: at a revisit, such as ``wake.revisit(60)``, or another input.
 
         Raises:
-            SessionError: the block was left before.
+            WakeMisuse: the block was left before.
+            SessionError: the handler has ended.
         """
         self._check_open()
         for _ in range(_TURNS):
             await checkpoint()
         await self._scope.wait_until_idle()
-        raise RunPaused(f"run {self.name!r} waits")
+        raise RunPaused(self)
 
     def _answer(self, row: Step) -> JournalEvent | None:
         known = parse_stored(row.result or "{}")
@@ -166,9 +171,10 @@ class WakeRun(StepCalls):
         try:
             yield self
         except BaseException as error:
-            self.is_paused = all(isinstance(each, RunPaused) for each in errors_in(error))
-            if not self.is_paused:
-                self._has_ended = True
+            pauses = [each for each in errors_in(error) if isinstance(each, RunPaused)]
+            self.is_paused = len(pauses) == len(errors_in(error))
+            self._has_ended = not self.is_paused
+            if self._has_ended or any(each.run is not self for each in pauses):
                 raise
         else:
             self._has_ended = True

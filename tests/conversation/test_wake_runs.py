@@ -242,6 +242,30 @@ async def test_a_run_pauses_until_a_revisit() -> None:
     assert effects.runs == {"begin": 1}
 
 
+@pytest.mark.parametrize("waits", ["outer", "inner"])
+async def test_a_run_within_another_one(waits: str) -> None:
+    """The block is left of the run that waits, with those within it; both go on."""
+    effects = Effects()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        left: list[str] = []
+        async with wake.run("outer") as outer:
+            async with wake.run("inner") as inner:
+                left.append(await inner.step("inner", effects, "inner"))
+                await (outer if waits == "outer" else inner).require(ToolConfirmation("refund"))
+                left.append("answered")
+            left.append(await outer.step("behind", effects, "behind"))
+        wake.append(AgentMessage(" ".join([*left, f"{inner.is_paused} {outer.is_paused}"])))
+
+    async with talk_to(None, handler) as (_, talk):
+        first = "inner 1 True True" if waits == "outer" else "inner 1 behind 1 True False"
+        assert (await talk.ask(UserMessage("x"))).text == first
+        [request] = await talk.requests()
+        reply = await talk.reply(await talk.answer(request.request_id, allowed=True))
+        number = 1 if waits == "outer" else 2  # the outer one has ended before
+        assert reply.text == f"inner 1 answered behind {number} False False"
+
+
 async def test_an_error_that_the_handler_catches_ends_the_run() -> None:
     effects = Effects()
 
