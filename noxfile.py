@@ -25,12 +25,10 @@ ROOT: Final = Path(__file__).resolve().parent
 PROJECT: Final = nox.project.load_toml("pyproject.toml")
 NEWEST: Final = "constraints.txt"
 FLOORS: Final = "constraints-floors.txt"
+OLDEST: Final = "constraints-integrations.txt"
 
 PART: Final = [
-    *(
-        f"tests/test_{name}.py"
-        for name in ("async_block", "constraints", "public_names", "records", "startup", "telemetry")
-    ),
+    *(f"tests/test_{name}.py" for name in ("async_block", "constraints", "records", "startup", "telemetry")),
     *("tests/orchestration", "tests/session", "tests/client", "tests/cli/test_usage.py"),
     *(f"tests/worker/test_{name}.py" for name in ("metrics", "options", "sessions", "telemetry", "worker")),
     *(f"tests/conversation/test_{name}.py" for name in ("events", "requests", "wake")),
@@ -158,8 +156,19 @@ def browser(session: nox.Session) -> None:
 @nox.session(python=next(iter(OTHERS.values()), None), tags=["others"])
 def floors(session: nox.Session) -> None:
     """A part of the tests with the oldest releases of the dependencies, on the oldest other Python that is found."""
-    install(session, "test-all", constraints=FLOORS)
+    install(session, "test-core", constraints=FLOORS)
     run_part(session, PART)
+
+
+@nox.session(tags=["others"])
+def integrations(session: nox.Session) -> None:
+    """The tests of integrations with the oldest releases of their libraries; all other tests run with the newest ones."""
+    pins = {line.partition("==")[0]: line for line in (ROOT / OLDEST).read_text().split() if "==" in line}
+    newest = [line for line in (ROOT / NEWEST).read_text().split() if line.partition("==")[0] not in pins]
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text("\n".join([*newest, *pins.values()]))
+    install(session, "test-all", constraints=str(constraints))
+    session.run(*PYTEST, "-n", "2", *(session.posargs or ["tests/integrations"]))
 
 
 def add_session(minor: str, path: str, tags: list[str]) -> None:

@@ -17,6 +17,8 @@ from tests.support.extras import MODULES, REQUIRED
 ROOT = Path(__file__).resolve().parents[1]
 OURS = "affinity-workflows"
 EXTRAS = ("demo", "test-all")
+ON_FLOORS = ("demo", "test-core")
+INTEGRATIONS = ("langgraph", "mcp", "openai-agents", "pydantic-ai")
 PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}
 """Packages that only dependencies need, in versions that depend on theirs."""
 
@@ -26,7 +28,7 @@ def test_everything_that_is_installed_is_pinned() -> None:
     floors = pins("constraints-floors.txt")
     on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
     pinned = floors if on_floors else pins("constraints.txt")
-    needed = {name for extra in EXTRAS for name in _needed(Requirement(f"{OURS}[{extra}]"), set())} - {OURS}
+    needed = {name for extra in (ON_FLOORS if on_floors else EXTRAS) for name in _needed(Requirement(f"{OURS}[{extra}]"), set())} - {OURS}
     assert {"psycopg", "pytest"} <= needed
     assert needed <= pinned.keys()
 
@@ -52,6 +54,15 @@ def test_the_floors_of_the_project_are_tested() -> None:
     floors = pins("constraints-floors.txt")
     for name, floor in floors_of_the_project().items():
         assert Version(floor) == Version(floors[name]), name
+
+
+def test_the_oldest_libraries_of_integrations_are_tested() -> None:
+    """`nox -s integrations` installs them. They are those that the extras declare."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    floors = floors_of(each for name in INTEGRATIONS for each in extras[name])
+    assert {name: Version(floor) for name, floor in floors.items()} == {
+        name: Version(pin) for name, pin in pins("constraints-integrations.txt").items()
+    }
 
 
 def test_the_floors_differ_from_the_pins_in_what_the_project_needs_only() -> None:
@@ -93,10 +104,14 @@ def pins(file: str) -> Mapping[str, str]:
 def floors_of_the_project() -> Mapping[str, str]:
     """The lowest version of each dependency, and of uvloop, that ``pyproject.toml`` admits."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["uvloop"]])
+    return floors_of([*project["dependencies"], *project["optional-dependencies"]["uvloop"]])
+
+
+def floors_of(requirements: Iterable[str]) -> Mapping[str, str]:
+    """The lowest version that each of these admits."""
     return {
         canonicalize_name(each.name): clause.version
-        for each in requirements
+        for each in map(Requirement, requirements)
         for clause in each.specifier
         if clause.operator == ">="
     }

@@ -14,6 +14,7 @@ REQUIRED: Final = os.environ.get("AFFINITY_TESTS_EXTRAS") == "required"
 
 MODULES: Final = frozenset(
     {
+        "agents",
         "aiosqlite",
         "chitchat_dataset",
         "cryptography",
@@ -24,10 +25,13 @@ MODULES: Final = frozenset(
         "ipykernel",
         "jinja2",
         "kubernetes_validate",
+        "langgraph",
+        "mcp",
         "nbclient",
         "nbformat",
         "opentelemetry",
         "playwright",
+        "pydantic_ai",
         "sqlalchemy",
         "starlette",
         "testcontainers",
