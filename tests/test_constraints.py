@@ -28,7 +28,11 @@ def test_everything_that_is_installed_is_pinned() -> None:
     floors = pins("constraints-floors.txt")
     on_floors = all(version(name) == floors[name] for name in floors_of_the_project())
     pinned = floors if on_floors else pins("constraints.txt")
-    needed = {name for extra in (ON_FLOORS if on_floors else EXTRAS) for name in _needed(Requirement(f"{OURS}[{extra}]"), set())} - {OURS}
+    needed = {
+        name
+        for extra in (ON_FLOORS if on_floors else EXTRAS)
+        for name in _needed(Requirement(f"{OURS}[{extra}]"), set())
+    } - {OURS}
     assert {"psycopg", "pytest"} <= needed
     assert needed <= pinned.keys()
 
