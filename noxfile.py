@@ -162,7 +162,7 @@ def floors(session: nox.Session) -> None:
 
 @nox.session(tags=["others"])
 def integrations(session: nox.Session) -> None:
-    """The tests of integrations with the oldest releases of their libraries; all other tests run with the newest ones."""
+    """The tests of integrations with the oldest releases of their libraries; other tests have the newest."""
     pins = {line.partition("==")[0]: line for line in (ROOT / OLDEST).read_text().split() if "==" in line}
     newest = [line for line in (ROOT / NEWEST).read_text().split() if line.partition("==")[0] not in pins]
     constraints = Path(session.create_tmp()) / "constraints.txt"
