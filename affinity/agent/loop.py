@@ -40,6 +40,7 @@ from affinity.conversation.events import (
     ToolConfirmation,
     ToolResult,
     ToolUse,
+    UserMessage,
     text_of,
 )
 from affinity.conversation.sections import Section
@@ -109,6 +110,7 @@ async def run_loop(
     while_waiting: WhileWaiting = "answer",
     budget: Limit | LimitKey | None = None,
     cost: Cost | None = None,
+    steer: bool = False,
 ) -> LoopResult:
     """Ask the model, run the tools that it calls, append both to the journal, and again, until it answers.
 
@@ -144,6 +146,9 @@ async def run_loop(
             it is there (`Wake.consume`), and before each call the loop ends if nothing is left. So the last answer may
             exceed it. An answer that `Wake.step` has from an earlier attempt is not charged again.
         cost: of an answer. None: its tokens, of input and output.
+        steer: between two rounds, the model reads the messages that have come since the wake began. They are inputs of
+            this wake then, which answers them, and are in `Wake.pending`. What is no message stays for a later wake,
+            with all that came behind it. False: all of them do.
 
     Raises:
         InvalidOptions: ``max_rounds`` is below 1, ``while_waiting`` is none of its words, or two tools have one name,
@@ -169,7 +174,7 @@ async def run_loop(
     else:
         before = LoopTranscript([each for each in transcript if not is_trace(each)], [])
     loop = _Loop(wake, model, named, prompts, before, section=section, render=render, window=context, purse=purse)
-    return await loop.run(max_rounds, while_waiting)
+    return await loop.run(max_rounds, while_waiting, steer)
 
 
 class _Loop(ToolCalls):
@@ -199,7 +204,7 @@ class _Loop(ToolCalls):
         self._text = ""
         self._finish_reason: str | None = None
 
-    async def run(self, max_rounds: int, while_waiting: WhileWaiting) -> LoopResult:
+    async def run(self, max_rounds: int, while_waiting: WhileWaiting, steer: bool) -> LoopResult:
         self._tell_revisits()
         waiting = await self._run_open_calls()  # of an earlier wake, or attempt
         if (answer := self._committed_answer()) is not None:
@@ -212,6 +217,8 @@ class _Loop(ToolCalls):
                 self._append(AgentMessage(refusal))  # not an answer of the model: another attempt may have one
                 self._text = refusal
                 return self._ended("budget")
+            if steer and self._rounds:
+                self._events += [each.event for each in await self._section.take_arrived(_is_message)]
             reply = await self._ask()
             if (stop := self._append_reply(reply)) is not None:
                 return self._ended(stop)
@@ -354,6 +361,10 @@ class _Loop(ToolCalls):
         return LoopResult(
             stop=stop, text=self._text, finish_reason=self._finish_reason, rounds=self._rounds, usage=dict(self._usage)
         )
+
+
+def _is_message(event: JournalEvent) -> bool:
+    return isinstance(event, UserMessage)
 
 
 def _text_of(content: Any) -> str:

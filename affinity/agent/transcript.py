@@ -22,6 +22,7 @@ from affinity.conversation.events import (
     CustomToolResult,
     CustomToolUse,
     DeadLetters,
+    InputsRead,
     JournalEntry,
     JournalEvent,
     RequestEvent,
@@ -194,22 +195,33 @@ def without_dead_letters(entries: Sequence[JournalEntry]) -> Sequence[JournalEnt
 def in_order(entries: Iterable[JournalEntry], ended: Iterable[EndedWake]) -> list[JournalEntry]:
     """Entries of a journal in the order in which they were known: in the journal, an input that came while a wake ran
     stands before the entries of that wake. A wake without an end, which runs or was cancelled, has read what stands
-    before its first entry.
+    before its first entry. Inputs that a wake has read amid its entries stand before its `InputsRead`.
     """
+    entries = [*entries]
     found: list[JournalEntry] = []
     waiting: list[JournalEntry] = []  # inputs that no wake has read so far
     first: dict[str, int] = {}
     ends: defaultdict[str, list[EndedWake]] = defaultdict(list)
     for end in ended:
         ends[end.wake_id].append(end)
+    begin: dict[str, int] = {}  # how many inputs a wake has read at its begin, if it has read more since
+    for entry in entries:
+        if isinstance(entry.event, InputsRead) and entry.wake_id is not None:
+            begin.setdefault(entry.wake_id, entry.event.before)
     for entry in entries:
         if entry.wake_id is None:
             waiting.append(entry)
             continue
-        begun = first.setdefault(entry.wake_id, entry.seq)
-        read = next((each.read for each in ends[entry.wake_id] if each.seq >= entry.seq), begun)
-        found += [*[each for each in waiting if each.seq <= read], entry]
-        waiting = [each for each in waiting if each.seq > read]
+        is_first, begun = entry.wake_id not in first, first.setdefault(entry.wake_id, entry.seq)
+        if isinstance(entry.event, InputsRead):
+            count = entry.event.inputs
+        elif entry.wake_id in begin:
+            count = begin[entry.wake_id] if is_first else 0
+        else:
+            read = next((each.read for each in ends[entry.wake_id] if each.seq >= entry.seq), begun)
+            count = sum(each.seq <= read for each in waiting)
+        found += [*waiting[:count], entry]
+        waiting = waiting[count:]
     return [*found, *waiting]
 
 

@@ -311,6 +311,16 @@ class ConversationIdle(JournalEvent):
     kind: Literal["conversation.idle"] = "conversation.idle"
 
 
+class InputsRead(JournalEvent):
+    """A wake that had read some inputs has read more, the next ones: see `affinity.agent.run_loop`. They stand before
+    this entry in what a model reads. Counts, since numbers of entries change in merges and imports.
+    """
+
+    inputs: int
+    before: int
+    kind: Literal["conversation.inputs_read"] = "conversation.inputs_read"
+
+
 class DeadLetters(JournalEvent):
     """Inputs of a wake that has failed for good: they are not processed, and later wakes go on behind them. See
     `ConversationHandle.dead_letters`.
@@ -487,6 +497,7 @@ BUILT_IN: Final[tuple[type[JournalEvent], ...]] = (
     ConversationStatusChanged,
     ConversationIdle,
     DeadLetters,
+    InputsRead,
     RequestExpired,
     SpanStarted,
     SpanCompleted,

@@ -328,8 +328,14 @@ class _HandlerAttempt(Attempt[S]):
             tried_with=self.task["alone"]["wake"] if self.is_alone else None,
             lineage=CreationPlanner(self.spec, self.journals, self.conversations, self._store(), in_wake=True),
             kept=KeptState(self.ctx.instance_id, self.task["wake"], self.work.steps),
+            take_inputs=None if self.alone is not None or "alone" in self.task else self._take_inputs,
         )
         return self.parts
+
+    def _take_inputs(self, entries: Sequence[Entry]) -> None:
+        """Process inputs that have come since the wake began, the next ones in the journal."""
+        self.work = self.writing.work = replace(self.work, inputs=[*self.work.inputs, *entries])
+        self.writing.processed = self.read
 
     def _expire(self) -> list[ev.JournalEntry]:
         """Answer the requests that have expired, as refused."""

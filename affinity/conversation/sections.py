@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from affinity.conversation.endings import Endings, RunningCode
-from affinity.conversation.events import JournalEntry
+from affinity.conversation.events import JournalEntry, JournalEvent
 
 
 class StepCount(NamedTuple):
@@ -22,6 +22,8 @@ class Section:
 
     Attributes:
         committed: the entries that earlier attempts of the wake have committed, without its trace.
+        take_arrived: returns the inputs that have come since the wake began, up to the first one of which the function
+            that it is given says no, and adds them to the inputs of the wake: see `affinity.agent.run_loop`.
     """
 
     def __init__(
@@ -30,10 +32,12 @@ class Section:
         committed: Sequence[JournalEntry],
         endings: Endings,
         count_steps: Callable[[], StepCount],
+        take_arrived: Callable[[Callable[[JournalEvent], bool]], Awaitable[Sequence[JournalEntry]]],
     ) -> None:
         """Called by the wake."""
         self._commit, self._endings = commit, endings
         self._count_steps = count_steps
+        self.take_arrived = take_arrived
         self.committed: Sequence[JournalEntry] = committed
 
     @contextmanager

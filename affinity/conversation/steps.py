@@ -164,6 +164,10 @@ class WakeSteps:
             self._writing.check_known()
             await self._commit_state()
 
+    def note_given(self) -> None:
+        """The wake has more inputs than before: the next commit says so, for the next attempts."""
+        self._has_given = False
+
     def count(self) -> StepCount:
         """Return the number of steps that were recorded before, and of those that have run."""
         return self._count

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Final, Literal, Protocol, TypeVar, Unpack, cast
 
 from pydantic import JsonValue
@@ -24,6 +25,7 @@ from affinity.conversation.events import (
     ChildDelegated,
     ChildEnded,
     EventMeta,
+    InputsRead,
     JournalEntry,
     JournalEvent,
     OutcomeUpdated,
@@ -32,12 +34,14 @@ from affinity.conversation.events import (
     UserInterrupt,
     check_input,
     check_output,
+    meta_of,
 )
 from affinity.conversation.follow import has_ended
 from affinity.conversation.inbox import PendingRequest
 from affinity.conversation.journal import (
     REFUSAL_MARK,
     Description,
+    Entry,
     JournalAppend,
     JournalCreation,
     JournalFilter,
@@ -373,11 +377,31 @@ class Wake(CommonCalls[None], RunCalls, StepCalls):
             SessionError: the handler has ended.
         """
         self._require_running()
+        return [self._types.read(entry) for entry in await self._read_arrived()]
+
+    async def _read_arrived(self) -> Sequence[Entry]:
         query = JournalQuery(
             session_id=self.conversation_id, after=self.read_up_to, pending=True, limit=self._kind.limits.inputs
         )
         page = await self._parts.journals.read(query)
-        return [] if page is None else [self._types.read(entry) for entry in page.entries]
+        return [] if page is None else page.entries
+
+    async def _take_arrived(self, is_wanted: Callable[[JournalEvent], bool]) -> Sequence[JournalEntry]:
+        """Add the inputs that have come since to those of this wake, up to the first one that is not wanted, or has
+        more to it than its event. An entry says where they were read: it commits with what the handler does next.
+        """
+        self._require_running()
+        if self._parts.take_inputs is None or self._parts.writing.creations:  # a new conversation has the others
+            return []
+        read = takewhile(lambda each: meta_of(each.payload).delegation is None, await self._read_arrived())
+        found = [(entry, self._types.read(entry)) for entry in read]
+        taken = [*takewhile(lambda each: is_wanted(each[1].event), found)]
+        if taken:
+            self._parts.writing.note(InputsRead(len(taken), len(self._parts.writing.work.inputs)))
+            self._parts.take_inputs([entry for entry, _ in taken])
+            self._steps.note_given()
+            self.pending = [*self.pending, *(each for _, each in taken)]
+        return [each for _, each in taken]
 
     # -- before the end
 
@@ -420,7 +444,8 @@ class Wake(CommonCalls[None], RunCalls, StepCalls):
             self._require_running()
             await commit()
 
-        return Section(commit_here, self._read_committed(), self._parts.endings, self._steps.count)
+        read, endings = self._read_committed(), self._parts.endings
+        return Section(commit_here, read, endings, self._steps.count, self._take_arrived)
 
     async def keep_token(self, token: str, /) -> None:
         """Within the function of a step: commit a token by which its ``resume`` finds what the function has begun, such

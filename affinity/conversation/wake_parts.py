@@ -74,6 +74,8 @@ class WakeParts:
     lineage: CreationPlanner
     kept: KeptState
     """The state in the attempts of the wake."""
+    take_inputs: Callable[[Sequence[Entry]], None] | None = None
+    """Lets the wake process these inputs too; None: it tries one input alone."""
     tried_with: str | None = None
     """Id of the wake that has failed with the only input of this wake, and with others."""
     finish: Finish = field(default_factory=Finish)
