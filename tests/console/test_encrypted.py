@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import anyio
 import httpx2 as httpx
 import pytest
 from anyio.to_thread import run_sync
@@ -17,7 +18,9 @@ from affinity import Client, RuntimeOptions, Worker, migrate
 from affinity.cli import main
 from affinity.console import ALL, Access, create
 from affinity.console.pages import pages
+from affinity.console.payloads import Payloads, show_all
 from affinity.conversation import UserMessage
+from affinity.conversation.page.live import SaidNow, SaidPieces
 from affinity.errors import OrchestrationFailed
 from affinity.flow.store.contract import LimitClosing, LimitSpec, limits_of
 from affinity.payloads import PayloadCodec
@@ -79,7 +82,7 @@ async def fill(client: Client) -> None:
     await limits_of(client._provider).close_limits([LimitClosing(limit="limit", seconds=3600.0, reason=MARK)])
     talk = client.conversation(chats, "talk")
     await talk.ask(UserMessage(MARK), timeout=20, title=MARK)
-    await talk.ask(UserMessage("use a tool"), timeout=20)
+    await talk.ask(UserMessage("slowly"), timeout=20)
     with client.acting_as("ann"):
         await client.cancel("cancelled", reason=MARK)
 
@@ -151,3 +154,18 @@ async def test_commands_without_the_key(url: str) -> None:
         result = await run_sync(new_runner().invoke, main, [*command.split(), "--url", url])
         assert (result.exit_code, MARK in result.output) == (0, False), (command, result.output)
         assert HIDDEN in result.output, (command, result.output)
+
+
+async def test_the_text_that_is_said_now_without_the_key(url: str) -> None:
+    """The page says once that it is encrypted; the feed is not read again and again."""
+    said = SaidNow(lambda: Payloads(show_all))
+    async with Client(url) as plain, Client(url, codec=CODEC) as client:
+        with anyio.fail_after(30):
+            async with said.follow(plain, {"id": "talk"}) as pieces:
+                assert isinstance(pieces, SaidPieces)
+                while not (feed := said._found["talk"]).text:
+                    await client.conversation(chats, "talk").ask(UserMessage("slowly"), timeout=20)
+                await feed.task
+                shown = [piece async for piece in pieces.during(0.2)]
+    assert len(shown) == 1
+    assert HIDDEN in shown[0]

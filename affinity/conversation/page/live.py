@@ -23,7 +23,7 @@ from affinity.conversation.client import ConversationCalls
 from affinity.conversation.follow import FeedItem
 from affinity.conversation.page.reads import handle_of, part_text
 from affinity.conversation.stream import StreamItem
-from affinity.errors import AffinityError, UnknownConversation
+from affinity.errors import AffinityError, PayloadUnreadable, UnknownConversation
 
 PAUSE: Final = 0.05
 """Seconds between two pieces for one browser; faster output is merged."""
@@ -48,11 +48,14 @@ class Said:
         self._changed = asyncio.Event()
 
     async def follow(self, client: ConversationCalls, conversation_id: str, payloads: Callable[[], Payloads]) -> None:
-        """Read the feed until the task is cancelled or the conversation has ended."""
+        """Read the feed until the task is cancelled, the conversation has ended, or something cannot be decoded."""
         while True:
             try:
                 await self._read(client, conversation_id, payloads)
             except UnknownConversation:
+                return
+            except PayloadUnreadable as error:  # this process has not its key
+                self._replace(f"({error})")
                 return
             except AffinityError:  # a failover, retention, a database that does not answer: begin again
                 await anyio.sleep(RETRY_SECONDS)
@@ -77,6 +80,13 @@ class Said:
             self.text = show(self._raw)
         else:
             return
+        self._notify()
+
+    def _replace(self, text: str) -> None:
+        self.state, self.text, self._raw = "said", text, ""
+        self._notify()
+
+    def _notify(self) -> None:
         self.number += 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
