@@ -36,15 +36,18 @@ calls = affinity.Limit("calls", concurrency=2)
 counts = affinity.Sessions(Count, kind="count")
 slow_counts = affinity.Sessions(Count, kind="slow-count", store=SlowStore())
 chats = affinity.Conversations(Count, kind="chat")
+models = affinity.Resource(open=lambda session_id: object(), name="model")
 app.include(counts)
 app.include(slow_counts)
 
 
 @app.activity
 async def add(ctx: affinity.ActivityContext, seconds: float) -> int:
-    """Change the state of the session, in so many seconds."""
-    async with counts.open(ctx) as count:
+    """Change the state of the session, with a resource, in so many seconds."""
+    opening = counts.open(ctx)
+    async with opening as count:
         count.n += 1
+        await opening.resource(models)
         await anyio.sleep(seconds)
         return count.n
 

@@ -29,7 +29,7 @@ TARGET_LABELS: Final = {"namespace", "job"}
 
 LABELS: Final = {
     "worker", "activity", "orchestration", "outcome", "queue", "reason", "status", "state", "verb", "error", "kind",
-    "le", "limit",
+    "le", "limit", "resource",
 }  # fmt: skip
 
 VARIABLES: Final = {"$job": ".*", "$__rate_interval": "5m"}
