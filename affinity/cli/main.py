@@ -39,6 +39,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "workers": ("cluster.workers", "Show the workers."),
         "audit": ("affinity.audit.command.audit", "Show who did what."),
         "console": ("affinity.console.command.console", "Show everything in a browser."),
+        "mcp": ("affinity.integrations.command.mcp", "Serve these to an assistant, over standard input and output."),
     },
     "Act on instances": {
         "cancel": ("instances.cancel", "Ask an instance to end."),
