@@ -39,11 +39,14 @@ PRINTS = {
     "report": "Here it is: 500\nHere it is: 1000 orders in 2 regions\n",
     "steps": "Thank you: payment of 4200 cents\nThe parcel is on its way\n",
     "revisit": "(no reply yet, 1)\nAre you still there? (no reply yet, 2)\nI leave you alone. idle\n",
+    "clerk_plain": "I have looked at it: 42.00 € for a pot of tea are on their way.\n",
+    "clerk_durable": "I have looked at it: 42.00 € for a pot of tea are on their way.\n",
+    "clerk_approved": "waits for agent.tool_confirmation\nI have looked at it: 42.00 € are on their way.\n",
     "delegate": "I have found: the length of the cable: 42 cm\nchat-7/research research\n",
 }
 """The output of programs whose output no page shows."""
 
-TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "testing", "web", "sync")]
+TYPED = [ROOT / "examples" / name for name in ("tutorial", "conversations", "integrations", "testing", "web", "sync")]
 COMMANDS = [block for block in blocks("sh") if block.marker not in ("demo", "test")]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests.support.extras import MODULES, REQUIRED
+
 ROOT: Final = Path(__file__).parents[2]
 
 WITHOUT_LIST: Final = frozenset({"affinity.errors", "affinity.telemetry"})
@@ -17,7 +19,19 @@ _ROWS: Final = [
     line for line in (ROOT / "docs" / "run" / "versions.md").read_text().splitlines() if "`__all__` lists" in line
 ]
 
-FOR_APPLICATIONS: Final = frozenset(re.findall(r"`(affinity[.\w]*)`", _ROWS[0])) - WITHOUT_LIST
+
+def _is_installed(module: str) -> bool:
+    """False: an integration, whose library is not installed here."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if REQUIRED or not module.startswith("affinity.integrations.") or error.name not in MODULES:
+            raise
+        return False
+    return True
+
+
+FOR_APPLICATIONS: Final = frozenset(filter(_is_installed, re.findall(r"`(affinity[.\w]*)`", _ROWS[0]))) - WITHOUT_LIST
 
 FOR_EXTENSIONS: Final = frozenset(re.findall(r"`(affinity[.\w]*)`", _ROWS[1])) - FOR_APPLICATIONS - {"affinity.agent"}
 
