@@ -1,0 +1,350 @@
+"""Connections, transactions and errors of a database of threads: one form for SQLite and PostgreSQL, sync and async.
+
+Calls run on the threads of a small pool, each with a connection of its own. So the async form of a call is the sync
+form, awaited, and both run the same statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final, Literal, LiteralString, Protocol, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from affinity.errors import (
+    AccessDenied,
+    ConnectionLost,
+    Contention,
+    DatabaseFailure,
+    DataRefused,
+    InvalidUrl,
+    ProviderError,
+    SchemaMismatch,
+)
+from affinity.provider import sqlite_path
+
+T = TypeVar("T")
+
+Engine: TypeAlias = Literal["postgresql", "sqlite"]
+Parameters: TypeAlias = Mapping[str, object]
+
+VERSION: Final = 1
+"""Of the tables."""
+
+CONNECTIONS: Final = 4
+"""Connections of a pool, which are opened when they are needed."""
+
+_ATTEMPTS: Final = 4
+"""Of a call whose connection was lost, or that has lost to another transaction. Every call may be repeated."""
+
+_PAUSE: Final = 0.05
+"""Seconds before the second attempt; twice as many before each further one."""
+
+_BUSY: Final = 30.0
+"""Seconds that a transaction of SQLite waits for others."""
+
+_SCHEMA_LOCK: Final = 0x61666C67
+"""Key of the lock under which PostgreSQL's tables are made."""
+
+
+@cache
+def statement(name: str, engine: Engine) -> LiteralString:
+    """Return a statement of ``queries.sql``, with the parameters as the driver writes them."""
+    text = _statements()[name]
+    if engine == "postgresql":
+        text = re.sub(r"(?<!:):(\w+)", r"%(\1)s", text)
+    return text  # of a file of this package
+
+
+@cache
+def _statements() -> dict[str, str]:
+    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+    parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)[1:]
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@cache
+def schema(engine: Engine) -> Sequence[LiteralString]:
+    """Return the statements that create the tables."""
+    name = "postgres_schema.sql" if engine == "postgresql" else "sqlite_schema.sql"
+    text = (files(__package__) / name).read_text(encoding="utf-8")
+    return [each for each in re.sub(r"--.*", "", text).split(";") if each.strip()]
+
+
+class Connection(Protocol):
+    """A connection whose statements are those of ``queries.sql``."""
+
+    def fetch(self, name: str, parameters: Parameters = ...) -> Sequence[tuple[Any, ...]]:
+        """Run a statement, and return its rows; none of a statement that returns none."""
+        ...
+
+    def run_all(self, name: str, parameters: Iterable[Parameters]) -> None:
+        """Run a statement with each of these parameters."""
+        ...
+
+
+class _Driver(Connection, Protocol):
+    def transaction(self, *, is_read: bool = False) -> Any: ...
+
+    def create_tables(self) -> None: ...
+
+    def has_tables(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class Database:
+    """The pool of connections to one database. Nothing is opened before the first call."""
+
+    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
+        """Check the URL.
+
+        Raises:
+            InvalidUrl: it names neither a PostgreSQL database nor an SQLite file.
+        """
+        self._open = opener(url)
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._drivers: list[_Driver] = []
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="affinity-langgraph")
+
+    def run(self, function: Callable[[Connection], T], *, is_read: bool = False) -> T:
+        """Call the function in a transaction, on a thread of the pool. ``is_read``: it writes nothing.
+
+        Raises:
+            ProviderError: the database cannot be reached, or has refused a statement.
+        """
+        return self._pool.submit(self._call, function, is_read).result()
+
+    async def arun(self, function: Callable[[Connection], T], *, is_read: bool = False) -> T:
+        """Await the same. A call that is cancelled ends on its thread."""
+        return await asyncio.wrap_future(self._pool.submit(self._call, function, is_read))
+
+    def close(self) -> None:
+        """Close the connections, when the calls under way have ended. Later calls raise ``RuntimeError``."""
+        self._pool.shutdown()
+        while self._drivers:
+            self._drivers.pop().close()
+
+    def _call(self, function: Callable[[Connection], T], is_read: bool) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._call_once(function, is_read)
+            except (ConnectionLost, Contention):
+                if attempt == _ATTEMPTS:
+                    raise
+            time.sleep(_PAUSE * 2 ** (attempt - 1))
+        raise AssertionError("not reached")
+
+    def _call_once(self, function: Callable[[Connection], T], is_read: bool) -> T:
+        driver = self._driver()
+        try:
+            with driver.transaction(is_read=is_read):
+                return function(driver)
+        except ProviderError as error:
+            if isinstance(error, ConnectionLost):
+                self._drop(driver)
+            raise
+
+    def _driver(self) -> _Driver:
+        driver: _Driver | None = getattr(self._local, "driver", None)
+        if driver is None:
+            driver = self._open()
+            try:
+                _prepare(driver)
+            except BaseException:
+                driver.close()
+                raise
+            with self._lock:
+                self._drivers.append(driver)
+            self._local.driver = driver
+        return driver
+
+    def _drop(self, driver: _Driver) -> None:
+        self._local.driver = None
+        with self._lock:
+            self._drivers.remove(driver)
+        driver.close()
+
+
+def _prepare(driver: _Driver) -> None:
+    """Make the tables unless they are there.
+
+    Raises:
+        SchemaMismatch: a later release has made them.
+    """
+    if not driver.has_tables():
+        driver.create_tables()
+    with driver.transaction(is_read=True):
+        ((found,),) = driver.fetch("version")
+    if found != VERSION:
+        raise SchemaMismatch(
+            f"the tables of threads have version {found}, and this release knows version {VERSION}: use the release of "
+            "affinity-workflows that has made them"
+        )
+
+
+def opener(url: str) -> Callable[[], _Driver]:
+    """Return the function that opens a connection to this database.
+
+    Raises:
+        InvalidUrl: see `Database`.
+    """
+    if (path := sqlite_path(url)) is not None:
+        return lambda: _Sqlite(path)
+    if urlsplit(url).scheme in {"postgresql", "postgres"}:
+        return lambda: _Postgres(url)
+    raise InvalidUrl("the database of threads is postgresql://… or sqlite:///…")
+
+
+class _Sqlite:
+    def __init__(self, path: Path) -> None:
+        with _sqlite_errors():
+            # Another thread may close it, when no call goes on.
+            self._connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+            self._connection.execute("PRAGMA synchronous = FULL")
+
+    def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
+        with _sqlite_errors():
+            return self._connection.execute(statement(name, "sqlite"), dict(parameters)).fetchall()
+
+    def run_all(self, name: str, parameters: Iterable[Parameters]) -> None:
+        with _sqlite_errors():
+            self._connection.executemany(statement(name, "sqlite"), [dict(each) for each in parameters])
+
+    @contextmanager
+    def transaction(self, *, is_read: bool = False) -> Iterator[None]:
+        with _sqlite_errors():
+            self._connection.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def has_tables(self) -> bool:
+        text = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'affinity_langgraph_schema'"
+        with _sqlite_errors():
+            return self._connection.execute(text).fetchone() is not None
+
+    def create_tables(self) -> None:
+        with _sqlite_errors():
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            with self.transaction():
+                for text in schema("sqlite"):
+                    self._connection.execute(text)
+                self.fetch("set_version")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextmanager
+def _sqlite_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", None)
+        if name is None:
+            raise DataRefused(f"SQLite: {error}") from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise Contention("SQLite: other transactions hold the file", name) from error
+        if name.startswith("SQLITE_CANTOPEN"):
+            raise ConnectionLost("SQLite: the file cannot be opened", name) from error
+        if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+            raise AccessDenied("SQLite: the file cannot be written", name) from error
+        if name.startswith(("SQLITE_CONSTRAINT", "SQLITE_TOOBIG", "SQLITE_MISMATCH")):
+            raise DataRefused("SQLite has refused a value", name) from error
+        raise DatabaseFailure(f"SQLite: {error}", name) from error
+
+
+class _Postgres:
+    def __init__(self, url: str) -> None:
+        import psycopg  # a program with SQLite only does without
+
+        self._psycopg = psycopg
+        with self._errors():
+            self._connection: Any = psycopg.connect(url, autocommit=True)
+
+    def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
+        with self._errors():
+            cursor = self._connection.execute(statement(name, "postgresql"), parameters)
+            return cursor.fetchall() if cursor.description is not None else ()
+
+    def run_all(self, name: str, parameters: Iterable[Parameters]) -> None:
+        with self._errors(), self._connection.cursor() as cursor:
+            cursor.executemany(statement(name, "postgresql"), list(parameters))
+
+    @contextmanager
+    def transaction(self, *, is_read: bool = False) -> Iterator[None]:
+        with self._errors(), self._connection.transaction():
+            yield
+
+    def has_tables(self) -> bool:
+        with self._errors():
+            row = self._connection.execute("SELECT to_regclass('affinity_langgraph_schema') IS NOT NULL").fetchone()
+        return bool(row[0])
+
+    def create_tables(self) -> None:
+        try:
+            with self.transaction():
+                self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_SCHEMA_LOCK])
+                for text in schema("postgresql"):
+                    self._connection.execute(text)
+                self.fetch("set_version")
+        except AccessDenied as error:
+            raise AccessDenied(
+                "this role may not make the tables of threads: call `AffinitySaver(url).setup()` once with a role that "
+                "may, and give this role SELECT, INSERT, UPDATE and DELETE on the tables affinity_langgraph_*",
+                error.code,
+            ) from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        psycopg = self._psycopg
+        try:
+            yield
+        except psycopg.Error as error:
+            text = f"PostgreSQL: {type(error).__name__}"
+            if (kind := _class_of(error.sqlstate)) is not None:
+                raise kind(text, error.sqlstate) from error
+            if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+                raise ConnectionLost(text, error.sqlstate) from error
+            if isinstance(error, psycopg.DataError):
+                raise DataRefused(f"{text}: {error}", error.sqlstate) from error
+            raise DatabaseFailure(f"{text}: {error}", error.sqlstate) from error
+
+
+_STATES: Final[Mapping[str, type[ProviderError]]] = {
+    "40001": Contention,
+    "40P01": Contention,
+    "55P03": Contention,
+    "42501": AccessDenied,
+    "42P01": SchemaMismatch,
+    "28000": AccessDenied,
+    "28P01": AccessDenied,
+    "3D000": AccessDenied,
+}
+
+
+def _class_of(sqlstate: str | None) -> type[ProviderError] | None:
+    """Return the class of an error by its SQLSTATE; None: by the class of the driver's error."""
+    if sqlstate is None:
+        return None
+    if sqlstate in _STATES:
+        return _STATES[sqlstate]
+    return {"08": ConnectionLost, "57": ConnectionLost, "22": DataRefused, "23": DataRefused}.get(sqlstate[:2])

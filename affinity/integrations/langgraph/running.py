@@ -1,0 +1,346 @@
+"""Graphs that run in wakes of conversations, and in activities.
+
+The thread is the truth about a run. Its newest checkpoint says which run has written it (``run_id`` of the metadata),
+and up to which entry of the journal the graph has been given the inputs (``affinity_read``).
+
+* A run begins with its input if the thread has no checkpoint of it, and goes on from the last one otherwise. So an
+  attempt that follows on a crash repeats the tasks of one super-step at most, and of those only the unfinished ones.
+* An interrupt becomes a request of a `WakeRun`, which has the same id in all wakes in which it goes on. The request is
+  named after the interrupt and the number of answers that its task has had: a task that asks twice asks two requests.
+* What has arrived while a run waits is given to the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+
+import anyio
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.serde.types import RESUME
+from langgraph.pregel import Pregel
+from langgraph.types import Command, Interrupt, StateSnapshot
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from affinity import ActivityContext, Conversations, RetryPolicy, Wake
+from affinity.conversation import (
+    AgentMessage,
+    AnswerEvent,
+    ConfirmationAnswer,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEvent,
+    RequestEvent,
+    RequestExpired,
+    UserMessage,
+    WakeRun,
+)
+from affinity.errors import InvalidOptions, NotSerializable
+from affinity.integrations.langgraph.checkpointer import AffinitySaver
+
+RUN: Final = "langgraph"
+"""Name of the runs of wakes. It is stored: it stays."""
+
+READ: Final = "affinity_read"
+"""Key in the metadata of checkpoints: the inputs of the conversation that the graph has got. It is stored: it stays."""
+
+_PAGE: Final = 500
+"""Entries of a journal that are read together."""
+
+ToInput: TypeAlias = Callable[[Sequence[JournalEvent]], Any]
+ToReply: TypeAlias = Callable[[Any], JournalEvent | None]
+ToRequest: TypeAlias = Callable[[Interrupt], RequestEvent]
+Graph: TypeAlias = Pregel[Any, Any, Any, Any]
+
+
+class Thread(BaseModel):
+    """The state of a conversation whose thread has everything: nothing."""
+
+
+def messages_of(events: Sequence[JournalEvent]) -> Any:
+    """Return the input of a graph with ``messages``: the messages of users. None: there are none."""
+    found = [{"role": "user", "content": event.text} for event in events if isinstance(event, UserMessage)]
+    return {"messages": found} if found else None
+
+
+def reply_of(values: Any) -> JournalEvent | None:
+    """Return the last message of a graph with ``messages``, if the model has written it."""
+    messages = values.get("messages") if isinstance(values, Mapping) else None
+    last = messages[-1] if isinstance(messages, Sequence) and messages else None
+    if not isinstance(last, AIMessage) or not (text := str(last.text)):
+        return None
+    usage: Mapping[str, Any] = last.usage_metadata or {}
+    return AgentMessage(text, usage={name: number for name, number in usage.items() if isinstance(number, int)})
+
+
+def request_of(interrupt: Interrupt) -> RequestEvent:
+    """Return the request for an interrupt: `CustomToolUse` of the tool ``interrupt``, with its value as arguments."""
+    try:
+        value = to_jsonable_python(interrupt.value)
+    except ValueError as error:
+        raise NotSerializable(f"the value of an interrupt has no JSON form: {error}") from error
+    return CustomToolUse("interrupt", arguments=value if isinstance(value, dict) else {"value": value})
+
+
+def answer_of(event: JournalEvent) -> Any:
+    """Return what ``interrupt()`` returns: whether a `ConfirmationAnswer` allows, the result of a `CustomToolResult`,
+    or another answer as it is. None, which is false, for an error, and if no answer came in time.
+    """
+    if isinstance(event, ConfirmationAnswer):
+        return event.allowed
+    if isinstance(event, CustomToolResult):
+        return None if event.is_error else event.result
+    return None if isinstance(event, RequestExpired) else event
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of `run_graph`."""
+
+    to_input: ToInput
+    """Makes the graph's input of the events that have arrived; None: there is nothing to do. By default `messages_of`.
+    """
+    to_reply: ToReply
+    """Makes the event that is appended when the graph has ended, of the values of its state; None: no event. By default
+    `reply_of`.
+    """
+    to_request: ToRequest
+    """Makes the request for an interrupt; by default `request_of`. Its field ``call_key``, if it has one, is set by
+    `run_graph`; without it, give interrupts that wait together different contents.
+    """
+    expires_in: float | None
+    """Seconds until a request counts as refused; None, the default: it waits forever."""
+    config: RunnableConfig
+    """Of LangGraph, such as ``recursion_limit`` and ``callbacks``."""
+    context: Any
+    """Of the graph, as ``ainvoke`` takes it."""
+    stream: bool
+    """Show readers the words of models as they come, as is the default; the commit of the wake replaces them."""
+
+
+async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> Any:
+    """Run a graph for what has arrived, on the thread whose id is that of the conversation.
+
+    ::
+
+        @chats.on_wake
+        async def respond(wake: affinity.Wake, state: Thread) -> None:
+            await run_graph(wake, graph)
+
+    Runs of one thread follow one another on the worker that holds the conversation. After a crash the next attempt goes
+    on from the last super-step. An interrupt of the graph is a request of the conversation; when all requests are
+    answered, a later wake resumes the graph. Inputs that come while it waits are for the run after that.
+
+    Args:
+        wake: of the conversation.
+        graph: compiled with an `AffinitySaver`, without breakpoints.
+        options: see `RunOptions`.
+
+    Returns:
+        The values of the graph's state, when it has ended; None while it waits for an answer, or had nothing to do.
+
+    Raises:
+        InvalidOptions: the graph has no `AffinitySaver`, or has breakpoints.
+        ThreadConflict: another writer has written to the thread.
+        NotSerializable, PayloadTooLarge: a request has no JSON form, or is too large.
+        Exception: the error of a node. The wake is repeated, as after any error of its handler.
+    """
+    shown = wake if options.get("stream", True) else None
+    runner = _Runner(graph, wake.conversation_id, options.get("config"), options.get("context"), shown)
+    to_input, to_reply = options.get("to_input", messages_of), options.get("to_reply", reply_of)
+    to_request, expires_in = options.get("to_request", request_of), options.get("expires_in")
+    values = None
+    while True:
+        async with wake.run(RUN) as run:
+            has_begun, read = await runner.look(run.id)
+            if not has_begun:
+                given, read = to_input(await _inputs(wake, read)), wake.read_up_to
+                if given is None:
+                    return values
+                await runner.drive(given, run.id, read)
+            while (state := await runner.state()).next:
+                answers = await _ask(run, await runner.asked(state), to_request, expires_in)
+                await runner.drive(Command(resume=answers) if answers else None, run.id, read)
+            values = state.values
+        if run.is_paused:
+            return None
+        if (reply := to_reply(values)) is not None:
+            wake.append(reply)
+
+
+async def call_graph(
+    ctx: ActivityContext,
+    graph: Graph,
+    value: Any,
+    *,
+    config: RunnableConfig | None = None,
+    context: Any = None,
+) -> Any:
+    """Run a graph in an activity, on the thread whose id is that of the activity's session::
+
+        await ctx.schedule_activity(answer, text).on_session("thread-7", ordered=True)
+
+    Runs of one thread then follow one another on the worker that holds the session. A later attempt of the activity
+    goes on from the last super-step. Without ``ordered=True`` two runs of one thread can meet, and one of them is
+    refused. For interrupts use `run_graph`: an activity has no request to wait for.
+
+    Returns:
+        The values of the graph's state.
+
+    Raises:
+        InvalidOptions: the activity has no session; or see `run_graph`; or the graph was interrupted.
+        ThreadConflict: another writer has written to the thread.
+        Exception: the error of a node.
+    """
+    if ctx.session_id is None:
+        raise InvalidOptions("call_graph needs an activity on a session: its id is the thread's")
+    runner = _Runner(graph, ctx.session_id, config, context, None)
+    key = ctx.idempotency_key
+    has_begun, _ = await runner.look(key)
+    await runner.drive(None if has_begun else value, key, None)
+    state = await runner.state()
+    if state.next:
+        raise InvalidOptions(
+            "the graph was interrupted: use run_graph in a conversation, whose requests can be answered"
+        )
+    return state.values
+
+
+def graph_conversations(
+    graph: Graph, *, kind: str, retry: RetryPolicy | None = None, **options: Unpack[RunOptions]
+) -> Conversations[Thread]:
+    """Return the conversations of a kind whose handler runs a graph: see `run_graph`. Their retries are those of
+    `affinity.Conversations.on_wake`.
+
+    ::
+
+        chats = graph_conversations(graph, kind="chat")
+        app.include(chats)
+
+    Raises:
+        InvalidOptions: see `run_graph`.
+    """
+    check_graph(graph)
+    conversations = Conversations(Thread, kind=kind)
+
+    async def respond(wake: Wake, thread: Thread) -> None:
+        await run_graph(wake, graph, **options)
+
+    conversations.on_wake(retry=retry)(respond)
+    return conversations
+
+
+def check_graph(graph: Graph) -> AffinitySaver:
+    """Return the checkpointer of a graph.
+
+    Raises:
+        InvalidOptions: it is no `AffinitySaver`, or the graph has breakpoints.
+    """
+    saver = graph.checkpointer
+    if not isinstance(saver, AffinitySaver):
+        raise InvalidOptions("the graph has no AffinitySaver: compile it with checkpointer=AffinitySaver(url)")
+    if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
+        raise InvalidOptions("a graph with interrupt_before or interrupt_after cannot run here: use interrupt()")
+    return saver
+
+
+class _Runner:
+    """A graph on a thread."""
+
+    def __init__(
+        self, graph: Graph, thread_id: str, config: RunnableConfig | None, context: Any, shown: Wake | None
+    ) -> None:
+        self._saver = check_graph(graph)
+        self._graph, self._context, self._shown = graph, context, shown
+        self._base: RunnableConfig = config or {}
+        self._thread_id = thread_id
+        self._thread: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+
+    async def look(self, run_id: str) -> tuple[bool, int | None]:
+        """Return whether this run has written to the thread, and up to which input the graph was given them.
+
+        Raises:
+            ThreadConflict: another run has written behind it.
+        """
+        found = await self._saver._last_run(self._thread_id, run_id)
+        if found is None:
+            return False, None
+        about: Mapping[str, Any] = found[1]
+        return found[0] == run_id, about.get(READ)
+
+    async def state(self) -> StateSnapshot:
+        """Return the state of the thread, with the states of subgraphs."""
+        return await self._graph.aget_state(self._thread, subgraphs=True)
+
+    async def drive(self, value: Any, run_id: str, read: int | None) -> None:
+        """Run the graph until it ends, or is interrupted."""
+        about = {"run_id": run_id} if read is None else {"run_id": run_id, READ: read}
+        config: RunnableConfig = {
+            **self._base,
+            "configurable": {**self._base.get("configurable", {}), **self._thread["configurable"]},
+            "metadata": {**self._base.get("metadata", {}), **about},
+        }
+        mode: Literal["messages", "values"] = "values" if self._shown is None else "messages"
+        parts: AsyncIterator[Any] = self._graph.astream(
+            value, config, context=self._context, stream_mode=mode, durability="sync"
+        )
+        async for part in parts:
+            if self._shown is not None and isinstance(part[0], AIMessageChunk) and (text := str(part[0].text)):
+                self._shown.stream(text)
+
+    async def asked(self, state: StateSnapshot) -> dict[str, tuple[Interrupt, int]]:
+        """Return the interrupts that wait, by id, each with the number of answers that its task has had."""
+        found: dict[str, tuple[Interrupt, int]] = {}
+        for task in state.tasks:
+            if isinstance(task.state, StateSnapshot) and task.state.interrupts:
+                found |= await self.asked(task.state)
+            elif task.interrupts:
+                answers = await self._answers(state.config, task.id)
+                found |= {interrupt.id: (interrupt, answers) for interrupt in task.interrupts}
+        return found
+
+    async def _answers(self, config: RunnableConfig, task_id: str) -> int:
+        saved = await self._saver.aget_tuple(config)
+        writes = saved.pending_writes if saved is not None else None
+        had = [value for task, channel, value in writes or () if task == task_id and channel == RESUME]
+        return sum(len(value) if isinstance(value, list) else 1 for value in had)
+
+
+async def _inputs(wake: Wake, read: int | None) -> Sequence[JournalEvent]:
+    """Return the inputs that the graph has not got. None of the thread's checkpoints says what it has got: those of
+    this wake.
+    """
+    if read is None:
+        return [event for event in wake.events if not _is_answer(event)]
+    found: list[JournalEvent] = []
+    while read < wake.read_up_to:
+        entries = await wake.history(after=read, before=wake.read_up_to + 1, limit=_PAGE)
+        inputs = (each for each in entries if each.wake_id is None and not each.kind.startswith("conversation."))
+        found += [each.event for each in inputs if not _is_answer(each.event)]
+        if len(entries) < _PAGE:
+            break
+        read = entries[-1].seq
+    return found
+
+
+def _is_answer(event: JournalEvent) -> bool:
+    return isinstance(event, AnswerEvent | RequestExpired)
+
+
+async def _ask(
+    run: WakeRun, asked: Mapping[str, tuple[Interrupt, int]], to_request: ToRequest, expires_in: float | None
+) -> dict[str, Any]:
+    """Return the answers to interrupts, by their ids, when all are there; until then, this leaves the run's block."""
+    answers: dict[str, Any] = {}
+
+    async def ask(interrupt_id: str, interrupt: Interrupt, number: int) -> None:
+        request = to_request(interrupt)
+        if "call_key" in type(request).model_fields:
+            request = request.model_copy(update={"call_key": f"{interrupt_id}.{number}"})
+        answers[interrupt_id] = answer_of(await run.require(request, expires_in=expires_in))
+
+    async with anyio.create_task_group() as tasks:
+        for interrupt_id, (interrupt, number) in sorted(asked.items()):
+            tasks.start_soon(ask, interrupt_id, interrupt, number)
+    return answers
