@@ -1,0 +1,289 @@
+"""A graph in the wakes of a conversation, and in an activity."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+import affinity
+from affinity.conversation import (
+    AgentMessage,
+    ConfirmationAnswer,
+    CustomToolResult,
+    CustomToolUse,
+    JournalEvent,
+    Reply,
+    RequestExpired,
+    Streamed,
+    ToolConfirmation,
+    UserInterrupt,
+    UserMessage,
+)
+from affinity.errors import InvalidOptions, OrchestrationFailed
+from affinity.integrations.langgraph import AffinitySaver, RunOptions, call_graph, graph_conversations
+from affinity.integrations.langgraph.running import answer_of, check_graph
+from tests.integrations.langgraph.graphs import Graph, Log, chain, line, says, thread
+
+pytestmark = pytest.mark.anyio
+
+RETRY = affinity.RetryPolicy(max_attempts=3, initial_interval=0.01)
+PATIENCE = 60.0
+
+
+def words(events: Sequence[JournalEvent]) -> Any:
+    """The input of a graph that keeps a log."""
+    said = [event.text for event in events if isinstance(event, UserMessage)]
+    return {"said": said} if said else None
+
+
+def whole(values: Any) -> JournalEvent:
+    """The reply of a graph that keeps a log."""
+    return AgentMessage(" ".join(values["said"]))
+
+
+LOG: RunOptions = {"to_input": words, "to_reply": whole}
+
+
+@asynccontextmanager
+async def talking(url: str, graph: Graph, **options: Any) -> AsyncIterator[affinity.ConversationHandle]:
+    """A conversation whose handler runs the graph."""
+    chats = graph_conversations(graph, kind="chat", retry=RETRY, **options)
+    app = affinity.App("chats")
+    app.include(chats)
+    async with affinity.Worker(app, url), affinity.Client(url) as client:
+        with anyio.fail_after(2 * PATIENCE):
+            yield client.conversation(chats, str(uuid4()))
+
+
+async def ask(talk: affinity.ConversationHandle, text: str) -> str:
+    """The reply to a message."""
+    return (await talk.ask(UserMessage(text), timeout=PATIENCE)).text
+
+
+async def answer(talk: affinity.ConversationHandle, *, number: int = 0, **given: Any) -> str:
+    """The reply to an answer."""
+    request = (await talk.requests())[number]
+    return (await talk.reply(await talk.answer(request.request_id, **given), timeout=PATIENCE)).text
+
+
+async def test_a_graph_of_messages_needs_no_option(url: str, saver: AffinitySaver) -> None:
+    """Its thread has the whole conversation; readers see the words of the model as they come."""
+    model = GenericFakeChatModel(messages=iter([AIMessage("one two"), AIMessage("three")]))
+
+    async def respond(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("respond", respond)
+    builder.add_edge(START, "respond")
+    builder.add_edge("respond", END)
+    graph: Graph = builder.compile(checkpointer=saver)
+    async with talking(url, graph) as talk:
+        items = [item async for item in talk.stream_reply(UserMessage("hello"))]
+        streamed = "".join(item.text for item in items if isinstance(item, Streamed))
+        assert isinstance(items[-1], Reply)
+        assert items[-1].text == "one two"
+        assert "one two".startswith(streamed)  # a slow reader misses what the commit has replaced
+        assert await ask(talk, "and then") == "three"
+        state = await graph.aget_state(thread(talk.conversation_id))
+        texts = [message.text for message in state.values["messages"]]
+        assert texts == ["hello", "one two", "and then", "three"]
+
+
+async def test_a_node_that_fails_runs_again_and_those_before_it_do_not(url: str, saver: AffinitySaver) -> None:
+    runs: Counter[str] = Counter()
+
+    async def first(state: Log) -> Log:
+        runs["first"] += 1
+        return {"said": ["first"]}
+
+    async def second(state: Log) -> Log:
+        runs["second"] += 1
+        if runs["second"] == 1:
+            raise ConnectionError("429")
+        return {"said": ["second"]}
+
+    graph = chain(saver, first=first, second=second)
+    async with talking(url, graph, **LOG) as talk:
+        assert await ask(talk, "in") == "in first second"
+        assert runs == {"first": 1, "second": 2}
+        assert await ask(talk, "again") == "in first second again first second"
+        await anyio.to_thread.run_sync(line, graph, talk.conversation_id)
+
+
+async def test_an_interrupt_is_a_request_and_its_answer_resumes(url: str, saver: AffinitySaver) -> None:
+    """A node that asks the same twice asks two requests."""
+    runs: Counter[str] = Counter()
+
+    async def first(state: Log) -> Log:
+        runs["first"] += 1
+        return {"said": ["first"]}
+
+    async def asks(state: Log) -> Log:
+        runs["asks"] += 1
+        return {"said": [str(interrupt("how many?")), str(interrupt("how many?"))]}
+
+    async with talking(url, chain(saver, first=first, asks=asks), **LOG) as talk:
+        reply = await talk.ask(UserMessage("in"), timeout=PATIENCE)
+        assert (reply.text, reply.stop_reason) == ("", "requires_action")
+        (request,) = await talk.requests()
+        assert isinstance(request.event, CustomToolUse)
+        assert (request.event.tool, request.event.arguments) == ("interrupt", {"value": "how many?"})
+        assert await answer(talk, result=1) == ""
+        assert await answer(talk, result=2) == "in first 1 2"
+        assert await talk.requests() == []
+        assert runs == {"first": 1, "asks": 3}
+
+
+async def test_interrupts_of_parallel_nodes_wait_together(url: str, saver: AffinitySaver) -> None:
+    """The graph goes on when all are answered."""
+
+    def asks(name: str) -> Any:
+        async def node(state: Log) -> Log:
+            return {"said": [f"{name}: {interrupt({'of': name})}"]}
+
+        return node
+
+    builder = StateGraph(Log)
+    for name in ("one", "two"):
+        builder.add_node(name, asks(name))
+        builder.add_edge(START, name)
+    async with talking(url, builder.compile(checkpointer=saver), **LOG) as talk:
+        assert await ask(talk, "in") == ""
+        waiting = {request.event.arguments["of"]: request.request_id for request in await talk.requests()}  # type: ignore[attr-defined]
+        assert waiting.keys() == {"one", "two"}
+        first = await talk.answer(waiting["two"], result="b")
+        assert (await talk.reply(first, timeout=PATIENCE)).text == ""
+        second = await talk.answer(waiting["one"], result="a")
+        assert (await talk.reply(second, timeout=PATIENCE)).text == "in one: a two: b"
+
+
+async def test_an_interrupt_of_a_subgraph_is_a_request_too(url: str, saver: AffinitySaver) -> None:
+    async def asks(state: Log) -> Log:
+        return {"said": [str(interrupt("how many?")), str(interrupt("how many?"))]}
+
+    graph = chain(saver, first=says("first"), inner=chain(None, asks=asks, behind=says("behind")))
+    async with talking(url, graph, **LOG) as talk:
+        assert await ask(talk, "in") == ""
+        assert await answer(talk, result=1) == ""
+        assert await answer(talk, result=2) == "in first in first 1 2 behind"
+
+
+async def test_what_comes_while_a_run_waits_is_for_the_next_run(url: str, saver: AffinitySaver) -> None:
+    async def asks(state: Log) -> Log:
+        return {"said": [f"answer {interrupt('how many?')}"]}
+
+    async with talking(url, chain(saver, asks=asks), **LOG) as talk:
+        assert await ask(talk, "one") == ""
+        assert await ask(talk, "two") == ""
+        assert await ask(talk, "three") == ""
+        assert len(await talk.requests()) == 1
+        assert await answer(talk, result=1) == "one answer 1"
+        assert await answer(talk, result=2) == "one answer 1 two three answer 2"
+
+
+async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySaver) -> None:
+    """The request is dropped, and the next message begins anew: LangGraph drops the node that asked."""
+
+    async def asks(state: Log) -> Log:
+        return {"said": [str(interrupt("how many?"))]}
+
+    async with talking(url, chain(saver, asks=asks), **LOG) as talk:
+        assert await ask(talk, "one") == ""
+        await talk.reply(await talk.send(UserInterrupt("never mind")), timeout=PATIENCE)
+        assert await talk.requests() == []
+        assert await ask(talk, "two") == ""
+        assert await answer(talk, result=1) == "one two 1"
+
+
+async def test_requests_of_an_application(url: str, saver: AffinitySaver) -> None:
+    """As a confirmation, which expires: that is a refusal."""
+
+    async def asks(state: Log) -> Log:
+        return {"said": ["yes" if interrupt("may I?") else "no"]}
+
+    def confirm(interrupt: Any) -> ToolConfirmation:
+        return ToolConfirmation("send", summary=interrupt.value)
+
+    async with talking(url, chain(saver, asks=asks), to_request=confirm, **LOG) as talk:
+        assert await ask(talk, "in") == ""
+        assert await answer(talk, allowed=True) == "in yes"
+    async with talking(url, chain(saver, asks=asks), to_request=confirm, expires_in=timedelta(0), **LOG) as talk:
+        await talk.send(UserMessage("in"))
+        while not (said := [each.event for each in await talk.history(kinds=[AgentMessage])]):
+            await anyio.sleep(0.05)
+        assert [event.text for event in said if isinstance(event, AgentMessage)] == ["in no"]
+
+
+async def test_a_graph_in_an_activity_of_a_session(url: str, saver: AffinitySaver) -> None:
+    """Runs of one thread follow one another; an attempt after a failure goes on from the last super-step."""
+    runs: Counter[str] = Counter()
+
+    async def first(state: Log) -> Log:
+        runs["first"] += 1
+        return {"said": ["first"]}
+
+    async def second(state: Log) -> Log:
+        runs["second"] += 1
+        if runs["second"] == 1:
+            raise ConnectionError("429")
+        return {"said": ["second"]}
+
+    graph = chain(saver, first=first, second=second)
+    app = affinity.App("graphs")
+
+    @app.activity
+    async def run(ctx: affinity.ActivityContext, text: str) -> list[str]:
+        said: list[str] = (await call_graph(ctx, graph, {"said": [text]}))["said"]
+        return said
+
+    @app.orchestration
+    async def both(ctx: affinity.OrchestrationContext, name: str) -> list[str]:
+        calls = [ctx.schedule_activity(run, text, retry=RETRY).on_session(name, ordered=True) for text in ("a", "b")]
+        return max(await ctx.gather(*calls), key=len)
+
+    @app.orchestration
+    async def alone(ctx: affinity.OrchestrationContext, name: str) -> list[str]:
+        return await ctx.schedule_activity(run, name)
+
+    name = str(uuid4())
+    async with affinity.Worker(app, url), affinity.Client(url) as client:
+        with anyio.fail_after(PATIENCE):
+            said = await (await client.start(both, name)).wait()
+            with pytest.raises(OrchestrationFailed, match="on a session"):
+                await (await client.start(alone, name)).wait()
+    assert said == ["a", "first", "second", "b", "first", "second"]
+    assert runs == {"first": 2, "second": 3}
+    await anyio.to_thread.run_sync(line, graph, name)
+
+
+def test_a_graph_that_cannot_run_here_is_refused(saver: AffinitySaver) -> None:
+    builder = StateGraph(Log)
+    node: Any = says("first")
+    builder.add_node("first", node)
+    builder.add_edge(START, "first")
+    for graph in (builder.compile(), builder.compile(checkpointer=InMemorySaver())):
+        with pytest.raises(InvalidOptions, match=r"checkpointer=AffinitySaver\(url\)"):
+            graph_conversations(graph, kind="chat")
+    with pytest.raises(InvalidOptions, match="use interrupt"):
+        check_graph(builder.compile(checkpointer=saver, interrupt_before=["first"]))
+
+
+def test_an_answer_that_is_an_error_is_false() -> None:
+    """So that no node takes it for a consent."""
+    assert answer_of(CustomToolResult("r", {"error": 1}, is_error=True)) is None
+    assert answer_of(CustomToolResult("r", 7)) == 7
+    assert answer_of(ConfirmationAnswer("r", allowed=False)) is False
+    assert answer_of(RequestExpired("r")) is None
