@@ -32,6 +32,7 @@ LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tu
 """Programs that take two seconds or more: they start workers or servers several times."""
 
 PRINTS = {
+    "langgraph_durable": "requires_action {'may I': 'refund', 'cents': 5000}\nDone: 5000 cents are on their way.\n",
     "first": "answer 1: you said 'hello'\n1 user.message\n2 span.started\n3 agent.message\n4 span.completed\n",
     "stream": "\nreplied: Your order is on its way.\n",  # a slow reader misses the last streamed parts
     "approval": "requires_action requires_action\nDone: 5000 cents are on their way.\n",

@@ -1,0 +1,7 @@
+"""The databases of these tests."""
+
+from __future__ import annotations
+
+from tests.conversation.conftest import postgres_age, url
+
+__all__ = ["postgres_age", "url"]
