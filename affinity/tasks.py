@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio.abc import TaskGroup
 
 from affinity.errors import OrchestrationMisuse, WrongEventLoop
 from affinity.user_code import as_error, call_sync, own_context
@@ -66,6 +68,16 @@ class BackgroundTask:
                 await asyncio.wait([self._task])
             raise
         self._task.result()
+
+
+def start_in(tasks: TaskGroup, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+    """Start a task in the group; also from a callback of the event loop.
+
+    anyio asks sniffio, where that is installed, which library runs, and sniffio knows that only of tasks.
+    """
+    if asyncio.current_task() is None and (sniffio := sys.modules.get("sniffio")) is not None:
+        sniffio.current_async_library_cvar.set("asyncio")  # of the callback, and of the task
+    tasks.start_soon(work, *args)
 
 
 def close_dropped(

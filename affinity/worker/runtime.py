@@ -36,6 +36,7 @@ from affinity.provider.contract import (
     WorkerProfile,
 )
 from affinity.redaction import redacted
+from affinity.tasks import start_in
 from affinity.worker.activities import ActivityRunner
 from affinity.worker.capacity import Capacity
 from affinity.worker.clients import ClientMaker
@@ -221,7 +222,7 @@ class Runtime:
 
     def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         if self._tasks is not None:
-            self._tasks.start_soon(work, *args)
+            start_in(self._tasks, work, *args)
 
     def _note_due(self, due: Mapping[str, float | None]) -> None:
         """Pass on the due times of guests that a sweep has found."""
