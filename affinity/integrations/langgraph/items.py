@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    InvalidNamespaceError,
     Item,
     ListNamespacesOp,
     MatchCondition,
@@ -19,7 +20,6 @@ from langgraph.store.base import (
     PutOp,
     SearchItem,
     SearchOp,
-    validate_op_namespace,
 )
 
 from affinity.errors import InvalidInput, InvalidOptions, NotSerializable
@@ -107,7 +107,7 @@ class _Batch:
         self.puts: dict[tuple[str, str], str | None] = {}
         """Values as JSON by namespace and key; None: the item is deleted. The last one of a key counts."""
         for op in self._ops:
-            validate_op_namespace(op)
+            _check_labels(op)
             if isinstance(op, PutOp):
                 if op.ttl is not None:
                     raise NotImplementedError("items have no time to live here: leave ttl out, and delete them")
@@ -202,6 +202,24 @@ def _meets(value: Any, operator: str, wanted: Any) -> bool:
         return _COMPARED[operator](value, wanted)
     except TypeError:  # a text and a number, or a field that is not there
         return False
+
+
+def _check_labels(op: Op) -> None:
+    """Refuse labels that would name another namespace when they are joined. A batch gets them unchecked.
+
+    Raises:
+        InvalidNamespaceError: a label is empty, is no text, or has a dot.
+    """
+    paths: list[Sequence[Any]] = []
+    if isinstance(op, GetOp | PutOp):
+        paths = [op.namespace]
+    elif isinstance(op, SearchOp):
+        paths = [op.namespace_prefix]
+    elif isinstance(op, ListNamespacesOp):
+        paths = [condition.path for condition in op.match_conditions or ()]
+    for label in (label for path in paths for label in path):
+        if not isinstance(label, str) or not label or "." in label:
+            raise InvalidNamespaceError(f"a label of a namespace is a text without dots, and not empty: {label!r:.80}")
 
 
 def _name(namespace: Sequence[str]) -> str:

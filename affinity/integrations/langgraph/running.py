@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 import anyio
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.checkpoint.serde.types import RESUME
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StateSnapshot
@@ -159,10 +160,10 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
                 if given is None:
                     return values
                 await runner.drive(given, run.id, read)
-            while (state := await runner.state()).next:
-                answers = await _ask(run, await runner.asked(state), to_request, expires_in)
+            while (asked := await runner.waiting()) is not None:
+                answers = await _ask(run, asked, to_request, expires_in)
                 await runner.drive(Command(resume=answers) if answers else None, run.id, read)
-            values = state.values
+            values = await runner.values()
         if run.is_paused:
             return None
         if (reply := to_reply(values)) is not None:
@@ -199,12 +200,11 @@ async def call_graph(
     key = ctx.idempotency_key
     has_begun, _ = await runner.look(key)
     await runner.drive(None if has_begun else value, key, None)
-    state = await runner.state()
-    if state.next:
+    if await runner.waiting() is not None:
         raise InvalidOptions(
             "the graph was interrupted: use run_graph in a conversation, whose requests can be answered"
         )
-    return state.values
+    return await runner.values()
 
 
 def graph_conversations(
@@ -254,6 +254,7 @@ class _Runner:
         self._saver = check_graph(graph)
         self._graph, self._context, self._shown = graph, context, shown
         self._base: RunnableConfig = config or {}
+        self._stopped_at: str | None = None
         self._thread_id = thread_id
         self._thread: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
 
@@ -269,9 +270,25 @@ class _Runner:
         about: Mapping[str, Any] = found[1]
         return found[0] == run_id, about.get(READ)
 
-    async def state(self) -> StateSnapshot:
-        """Return the state of the thread, with the states of subgraphs."""
-        return await self._graph.aget_state(self._thread, subgraphs=True)
+    async def values(self) -> Any:
+        """Return the values of the state."""
+        return (await self._graph.aget_state(self._thread)).values
+
+    async def waiting(self) -> dict[str, tuple[Interrupt, int]] | None:
+        """Return the interrupts that wait, as `asked`; none: the graph can go on. None: it has ended.
+
+        Raises:
+            InvalidOptions: it has stopped twice at the same place without an interrupt.
+        """
+        state = await self._graph.aget_state(self._thread, subgraphs=True)
+        asked = await self.asked(state)
+        if not asked and not state.next:
+            return None
+        place = None if asked else state.config["configurable"].get("checkpoint_id")
+        if place is not None and place == self._stopped_at:
+            raise InvalidOptions(f"the graph stops at {', '.join(state.next)} without interrupt(), and does not go on")
+        self._stopped_at = place
+        return asked
 
     async def drive(self, value: Any, run_id: str, read: int | None) -> None:
         """Run the graph until it ends, or is interrupted."""
@@ -290,21 +307,25 @@ class _Runner:
                 self._shown.stream(text)
 
     async def asked(self, state: StateSnapshot) -> dict[str, tuple[Interrupt, int]]:
-        """Return the interrupts that wait, by id, each with the number of answers that its task has had."""
+        """Return the interrupts that wait, by id, each with the number of answers that its task has had. In LangGraph
+        1.2.0 a task that asks a second time is none of ``state.next``.
+        """
         found: dict[str, tuple[Interrupt, int]] = {}
         for task in state.tasks:
             if isinstance(task.state, StateSnapshot) and task.state.interrupts:
                 found |= await self.asked(task.state)
-            elif task.interrupts:
-                answers = await self._answers(state.config, task.id)
+            elif task.interrupts and (answers := await self._answers(state.config, task.id)) is not None:
                 found |= {interrupt.id: (interrupt, answers) for interrupt in task.interrupts}
         return found
 
-    async def _answers(self, config: RunnableConfig, task_id: str) -> int:
+    async def _answers(self, config: RunnableConfig, task_id: str) -> int | None:
+        """Return the number of answers that a task has had; None: it has ended, and its interrupt is an old one."""
         saved = await self._saver.aget_tuple(config)
-        writes = saved.pending_writes if saved is not None else None
-        had = [value for task, channel, value in writes or () if task == task_id and channel == RESUME]
-        return sum(len(value) if isinstance(value, list) else 1 for value in had)
+        writes = (saved.pending_writes if saved is not None else None) or []
+        of_task = [(channel, value) for task, channel, value in writes if task == task_id]
+        if any(channel not in WRITES_IDX_MAP for channel, _ in of_task):
+            return None
+        return sum(len(value) if isinstance(value, list) else 1 for channel, value in of_task if channel == RESUME)
 
 
 async def _inputs(wake: Wake, read: int | None) -> Sequence[JournalEvent]:

@@ -37,10 +37,7 @@ def test_a_plain_agent_becomes_durable_by_five_lines() -> None:
     assert len([line for line in changes if line.startswith("- ")]) <= MOST
 
 
-def test_both_do_the_same(tmp_path: Path) -> None:
-    plain, durable = (
-        Fork(run_program, str(EXAMPLES / f"langgraph_{kind}.py"), folder=tmp_path).output()
-        for kind in ("plain", "durable")
-    )
-    assert plain == "{'may I': 'refund', 'cents': 5000}\nDone: 5000 cents are on their way.\n"
-    assert durable == f"requires_action {plain}"
+def test_the_plain_one_runs(tmp_path: Path) -> None:
+    """tests/examples/test_snippets.py runs the durable one, which a page shows: it prints the same."""
+    printed = Fork(run_program, str(EXAMPLES / "langgraph_plain.py"), folder=tmp_path).output()
+    assert printed == "{'may I': 'refund', 'cents': 5000}\nDone: 5000 cents are on their way.\n"

@@ -14,6 +14,7 @@ import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphInterrupt
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
@@ -31,7 +32,7 @@ from affinity.conversation import (
     UserInterrupt,
     UserMessage,
 )
-from affinity.errors import InvalidOptions, OrchestrationFailed
+from affinity.errors import InvalidOptions, OrchestrationFailed, WakeFailed
 from affinity.integrations.langgraph import AffinitySaver, RunOptions, call_graph, graph_conversations
 from affinity.integrations.langgraph.running import answer_of, check_graph
 from tests.integrations.langgraph.graphs import Graph, Log, chain, line, says, thread
@@ -170,6 +171,34 @@ async def test_interrupts_of_parallel_nodes_wait_together(url: str, saver: Affin
         assert (await talk.reply(second, timeout=PATIENCE)).text == "in one: a two: b"
 
 
+async def test_a_parallel_node_that_has_ended_is_not_asked_again(url: str, saver: AffinitySaver) -> None:
+    """While another one asks a second time."""
+    runs: Counter[str] = Counter()
+
+    async def once(state: Log) -> Log:
+        runs["once"] += 1
+        return {"said": [f"once {interrupt('a?')}"]}
+
+    async def twice(state: Log) -> Log:
+        runs["twice"] += 1
+        return {"said": [f"twice {interrupt('b?')} {interrupt('c?')}"]}
+
+    builder = StateGraph(Log)
+    for name, node in (("once", once), ("twice", twice)):
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+    async with talking(url, builder.compile(checkpointer=saver), **LOG) as talk:
+        assert await ask(talk, "in") == ""
+        for request in await talk.requests():
+            asked = request.event.arguments["value"]  # type: ignore[attr-defined]
+            seq = await talk.answer(request.request_id, result=f"to {asked}")
+            assert (await talk.reply(seq, timeout=PATIENCE)).text == ""
+        (request,) = await talk.requests()
+        assert request.event.arguments == {"value": "c?"}  # type: ignore[attr-defined]
+        assert await answer(talk, result="to c?") == "in once to a? twice to b? to c?"
+        assert runs["once"] == 2
+
+
 async def test_an_interrupt_of_a_subgraph_is_a_request_too(url: str, saver: AffinitySaver) -> None:
     async def asks(state: Log) -> Log:
         return {"said": [str(interrupt("how many?")), str(interrupt("how many?"))]}
@@ -206,6 +235,17 @@ async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySa
         assert await talk.requests() == []
         assert await ask(talk, "two") == ""
         assert await answer(talk, result=1) == "one two 1"
+
+
+async def test_a_graph_that_stops_without_a_question_fails(url: str, saver: AffinitySaver) -> None:
+    """It would be run again and again."""
+
+    async def stops(state: Log) -> Log:
+        raise GraphInterrupt
+
+    async with talking(url, chain(saver, stops=stops), **LOG) as talk:
+        with pytest.raises(WakeFailed, match=r"stops at stops without interrupt\(\)"):
+            await ask(talk, "in")
 
 
 async def test_requests_of_an_application(url: str, saver: AffinitySaver) -> None:
