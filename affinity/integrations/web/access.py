@@ -1,0 +1,59 @@
+"""Who may read a chat, write in it, and answer its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from starlette.requests import Request
+
+from affinity.errors import InvalidOptions
+from affinity.limits import check_id
+
+Action: TypeAlias = Literal[
+    "read",  # messages and streams
+    "converse",  # send messages, stop an answer, try a failed one again
+    "answer",  # requests: approvals, and results of tools that the browser runs
+    "events",  # the journal as it is, with the trace of each wake: names, times and errors of the code
+]
+"""What a user may do."""
+
+NONE: Final[AbstractSet[Action]] = frozenset()
+READ: Final[AbstractSet[Action]] = frozenset({"read"})
+CHAT: Final[AbstractSet[Action]] = frozenset({"read", "converse", "answer"})
+ALL: Final[AbstractSet[Action]] = frozenset(get_args(Action))
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the user of a request may do."""
+
+    actions: AbstractSet[Action]  # `NONE`, `READ`, `CHAT`, `ALL`, or some actions; an action without "read" is none
+    user: str = ""  # for the audit log, which has the answers
+    # Only conversations with this owner exist for the user, and those that the user begins have it. None: all
+    # conversations of the kind.
+    owner: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse actions that do not exist.
+
+        Raises:
+            InvalidOptions: `actions` is no set, or has something else than an `Action`.
+            InvalidId: the owner is none.
+        """
+        if not isinstance(self.actions, AbstractSet):
+            raise InvalidOptions(f"Access(actions=…) takes a set, such as CHAT, not {self.actions!r:.80}")
+        if unknown := self.actions - ALL:
+            raise InvalidOptions(f"Access: no such action: {unknown!r:.80}; there are {', '.join(get_args(Action))}")
+        if self.owner is not None:
+            check_id(self.owner, "owner")
+
+    def may(self, action: str) -> bool:
+        """Whether the user may do this."""
+        return "read" in self.actions and action in self.actions
+
+
+AccessFunction: TypeAlias = Callable[[Request], Access | Awaitable[Access]]
+"""Gives the access of a request, for example from the session of the application around the chat."""
