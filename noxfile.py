@@ -147,10 +147,10 @@ def older(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """The console in chromium."""
+    """The console, and the page of an example, in chromium."""
     install(session, "test-all")
     required = {"AFFINITY_TESTS_BROWSER": "required"}
-    session.run(*PYTEST, "-m", "browser", *(session.posargs or ["tests/console"]), env=required)
+    session.run(*PYTEST, "-m", "browser", *(session.posargs or ["tests/console", "tests/examples"]), env=required)
 
 
 @nox.session(python=next(iter(OTHERS.values()), None), tags=["others"])

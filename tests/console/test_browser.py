@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any, Final, TypeVar
 import anyio
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -29,24 +28,17 @@ from affinity.console import ALL, Access, create
 from affinity.conversation import UserMessage
 from affinity.errors import OrchestrationFailed
 from tests.servers import old_and_new
+from tests.support.chromium import MARKS, open_browser
 from tests.support.console_app import chats, needs, shows, spoils, varied
 from tests.support.limits import stage
 from tests.support.worker_processes import PATIENCE, ROOT, Workers, open_workers
 
 T = TypeVar("T")
 
-CHROMIUM: Final = shutil.which("chromium") or shutil.which("google-chrome")
 SECOND: Final = 1_000.0
 APP: Final = "tests.support.console_app:app"
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None and os.environ.get("AFFINITY_TESTS_BROWSER") != "required",
-        reason="this machine has no program chromium, and no google-chrome",
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +88,8 @@ def mounted(url: str, prefix: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as opened:
         yield opened
-        opened.close()
 
 
 class Windows:

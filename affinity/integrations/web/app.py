@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -71,7 +71,7 @@ class Web:
         self._service = ChatService(conversations, database, access, show_errors=show_errors, heartbeat=heartbeat)
         self._ui, self._ag_ui = UiRoutes(self._service), AgUiRoutes(self._service, state)
 
-    def routes(self, path: str) -> Sequence[BaseRoute]:
+    def routes(self, path: str) -> list[BaseRoute]:
         """Return the routes below a path, such as ``/api/chat``, for ``Starlette(routes=…)`` or ``FastAPI(routes=…)``.
 
         =========================  ==========================================================================

@@ -147,7 +147,7 @@ async def test_fastapi_and_mounts_have_the_same_routes(client: Client) -> None:
     chat = create(chats, lambda request: client, access=lambda request: Access(CHAT))
     outer = Starlette()
     outer.mount("/shop", Starlette(routes=chat.routes("/chat")))
-    for number, (api, path) in enumerate(((FastAPI(routes=[*chat.routes("/chat")]), "/chat"), (outer, "/shop/chat"))):
+    for number, (api, path) in enumerate(((FastAPI(routes=chat.routes("/chat")), "/chat"), (outer, "/shop/chat"))):
         async with opened(api) as http:
             response = await http.post(path, json=body("hello", chat=f"c/{number}"))
             assert whole_page(response).text == "you said hello"

@@ -1,0 +1,1 @@
+"""A page with a chat: tokens as they come, approvals, and forks. See `examples.chat_ui.service`."""
