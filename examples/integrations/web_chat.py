@@ -1,4 +1,4 @@
-"""A chat for browsers. Run with ``uvicorn browser_chat:api``, beside ``affinity worker browser_chat:app``."""
+"""A chat for browsers. Run with ``uvicorn web_chat:api``, beside ``affinity worker web_chat:app``."""
 
 import os
 
