@@ -63,7 +63,7 @@ MAX_PAYLOAD_BYTES: Final = 2 * 1024 * 1024
 """UTF-8 bytes of one input, result or event as JSON: histories are replayed, so large data belongs in a store."""
 
 MAX_REQUEST_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of the body of a request to `affinity.integrations.web`: a browser may send all messages of a chat each time."""
+"""Bytes of the body of a request to `affinity.integrations.web`: browsers may send all messages of a chat each time."""
 
 MAX_BLOB_BYTES: Final = 1024 * 1024 * 1024
 """Bytes of one `affinity.Blob`, which is streamed: its table of parts is read into memory, with 32 bytes for each."""

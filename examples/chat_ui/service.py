@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 import affinity
 from affinity.errors import ClientError, UnknownConversation
-from affinity.integrations.web import CHAT, Access, create
+from affinity.integrations.web import MAY_CHAT, ChatAccess, create_chat
 from examples.chat_ui.chat import chats
 
 PAGE = Path(__file__).parent / "page.html"
@@ -46,13 +46,13 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def create_app(url: str | None = None) -> Starlette:
-    """The web application. All may do all: put a login before it, and the name of the user in `Access`."""
+    """The web application. All may do all: put a login before it, and the name of the user in `ChatAccess`."""
 
     @asynccontextmanager
     async def lifespan(api: Starlette) -> AsyncIterator[dict[str, affinity.Client]]:
         async with affinity.Client(url or os.environ.get("AFFINITY_URL", "sqlite:///chat.db")) as client:
             yield {"client": client}
 
-    chat = create(chats, lambda request: request.state.client, access=lambda request: Access(CHAT))
+    chat = create_chat(chats, lambda request: request.state.client, access=lambda request: ChatAccess(MAY_CHAT))
     routes = [Route("/", page), Route("/forks/{chat_id}", fork, methods=["POST"]), *chat.routes("/api/chat")]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={ClientError: refuse})

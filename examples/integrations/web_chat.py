@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 import affinity
 from affinity.conversation import AgentMessage, UserMessage
-from affinity.integrations.web import CHAT, Access, create
+from affinity.integrations.web import MAY_CHAT, ChatAccess, create_chat
 
 
 class Chat(BaseModel):
@@ -40,11 +40,11 @@ def user_of(request: Request) -> str:
     return request.headers.get("x-user", "guest")
 
 
-def access(request: Request) -> Access:
+def access(request: Request) -> ChatAccess:
     """Each user may chat, and sees the own chats alone."""
     user = user_of(request)
-    return Access(CHAT, user, owner=user)
+    return ChatAccess(MAY_CHAT, user, owner=user)
 
 
-chat = create(chats, os.environ.get("AFFINITY_URL", "sqlite:///affinity.db"), access=access)
+chat = create_chat(chats, os.environ.get("AFFINITY_URL", "sqlite:///affinity.db"), access=access)
 api = FastAPI(routes=chat.routes("/api/chat"), lifespan=chat.lifespan)

@@ -1,6 +1,6 @@
 """Conversations in a browser: the extra ``web``.
 
-`create` gives the routes of a chat: the UI message stream of Vercel's AI SDK, AG-UI, and server-sent events of the
+`create_chat` gives the routes of a chat: the UI message stream of Vercel's AI SDK, AG-UI, and server-sent events of the
 journal. They work in Starlette and FastAPI.
 
 =============  ============================================================================================
@@ -24,7 +24,16 @@ except ModuleNotFoundError:
         "affinity.integrations.web needs Starlette: pip install 'affinity-workflows[web]'", name="starlette"
     ) from None
 
-from affinity.integrations.web.access import ALL, CHAT, NONE, READ, Access, AccessFunction, Action
-from affinity.integrations.web.app import Web, create
+from affinity.integrations.web.access import MAY_ALL, MAY_CHAT, MAY_READ, ChatAccess, ChatAccessFunction, ChatAction
+from affinity.integrations.web.app import WebChat, create_chat
 
-__all__ = ["ALL", "CHAT", "NONE", "READ", "Access", "AccessFunction", "Action", "Web", "create"]
+__all__ = [
+    "MAY_ALL",
+    "MAY_CHAT",
+    "MAY_READ",
+    "ChatAccess",
+    "ChatAccessFunction",
+    "ChatAction",
+    "WebChat",
+    "create_chat",
+]

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from affinity.errors import InvalidOptions
 from affinity.limits import check_id
 
-Action: TypeAlias = Literal[
+ChatAction: TypeAlias = Literal[
     "read",  # messages and streams
     "converse",  # send messages, stop an answer, try a failed one again
     "answer",  # requests: approvals, and results of tools that the browser runs
@@ -20,17 +20,16 @@ Action: TypeAlias = Literal[
 ]
 """What a user may do."""
 
-NONE: Final[AbstractSet[Action]] = frozenset()
-READ: Final[AbstractSet[Action]] = frozenset({"read"})
-CHAT: Final[AbstractSet[Action]] = frozenset({"read", "converse", "answer"})
-ALL: Final[AbstractSet[Action]] = frozenset(get_args(Action))
+MAY_READ: Final[AbstractSet[ChatAction]] = frozenset({"read"})
+MAY_CHAT: Final[AbstractSet[ChatAction]] = frozenset({"read", "converse", "answer"})
+MAY_ALL: Final[AbstractSet[ChatAction]] = frozenset(get_args(ChatAction))
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ChatAccess:
     """What the user of a request may do."""
 
-    actions: AbstractSet[Action]  # `NONE`, `READ`, `CHAT`, `ALL`, or some actions; an action without "read" is none
+    actions: AbstractSet[ChatAction]  # `MAY_READ`, `MAY_CHAT`, `MAY_ALL`, or some; an action without "read" is none
     user: str = ""  # for the audit log, which has the answers
     # Only conversations with this owner exist for the user, and those that the user begins have it. None: all
     # conversations of the kind.
@@ -40,13 +39,14 @@ class Access:
         """Refuse actions that do not exist.
 
         Raises:
-            InvalidOptions: `actions` is no set, or has something else than an `Action`.
+            InvalidOptions: `actions` is no set, or has something else than a `ChatAction`.
             InvalidId: the owner is none.
         """
         if not isinstance(self.actions, AbstractSet):
-            raise InvalidOptions(f"Access(actions=…) takes a set, such as CHAT, not {self.actions!r:.80}")
-        if unknown := self.actions - ALL:
-            raise InvalidOptions(f"Access: no such action: {unknown!r:.80}; there are {', '.join(get_args(Action))}")
+            raise InvalidOptions(f"ChatAccess(actions=…) takes a set, such as MAY_CHAT, not {self.actions!r:.80}")
+        if unknown := self.actions - MAY_ALL:
+            names = ", ".join(get_args(ChatAction))
+            raise InvalidOptions(f"ChatAccess: no such action: {unknown!r:.80}; there are {names}")
         if self.owner is not None:
             check_id(self.owner, "owner")
 
@@ -55,5 +55,5 @@ class Access:
         return "read" in self.actions and action in self.actions
 
 
-AccessFunction: TypeAlias = Callable[[Request], Access | Awaitable[Access]]
+ChatAccessFunction: TypeAlias = Callable[[Request], ChatAccess | Awaitable[ChatAccess]]
 """Gives the access of a request, for example from the session of the application around the chat."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from affinity import ConversationHandle, errors
 from affinity.audit import acting_where_kept
 from affinity.conversation import CustomToolUse, Heartbeat, JournalEntry, Reply, ToolConfirmation, UserMessage
-from affinity.integrations.web.access import Access
+from affinity.integrations.web.access import ChatAccess
 from affinity.integrations.web.ag_ui_events import (
     MESSAGES,
     SNAPSHOT,
@@ -73,7 +73,7 @@ class _Run:
 
 
 class AgUiRoutes:
-    """Answers the requests of AG-UI's client. ``state``: see `affinity.integrations.web.create`."""
+    """Answers the requests of AG-UI's client. ``state``: see `affinity.integrations.web.create_chat`."""
 
     def __init__(self, service: ChatService, state: StateFunction | None) -> None:
         self._service, self._state = service, state
@@ -100,14 +100,14 @@ class AgUiRoutes:
         name = request.query_params.get("runId") or f"run-{inputs[-1].seq if inputs else 0}"
         return self._stream(_Run(talk=talk, name=name, inputs=inputs, is_whole=True))
 
-    async def _say(self, request: Request, access: Access, body: RunInput, message: RunMessage) -> Response:
+    async def _say(self, request: Request, access: ChatAccess, body: RunInput, message: RunMessage) -> Response:
         check_action(access, "converse")
         talk = await self._service.open(request, access, body.threadId)
         event, is_whole = UserMessage(_content(message)), await _is_known(talk, message.id)
         sent = Input(int(await talk.send(event, event_id=message.id)), message.id)
         return self._stream(_Run(talk=talk, name=body.runId, inputs=[sent], is_whole=is_whole))
 
-    async def _resume(self, request: Request, access: Access, body: RunInput) -> Response:
+    async def _resume(self, request: Request, access: ChatAccess, body: RunInput) -> Response:
         check_action(access, "answer")
         talk = await self._service.known(request, access, body.threadId)
         requests = {each.request_id: each.event for each in await talk.requests()}

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from affinity import errors
 from affinity.conversation import EventFeed
-from affinity.integrations.web.access import AccessFunction
+from affinity.integrations.web.access import ChatAccessFunction
 from affinity.integrations.web.ag_ui import AgUiRoutes, StateFunction
 from affinity.integrations.web.http import KEEP_ALIVE, Endpoint, EventStream, event_line
 from affinity.integrations.web.service import ChatService, ConversationsOf, Database, conversation_id
@@ -23,20 +23,20 @@ HEARTBEAT = 15.0
 """Seconds after which a stream without news sends a comment: proxies close connections that are silent for a minute."""
 
 
-def create(
+def create_chat(
     conversations: ConversationsOf,
     database: Database,
     *,
-    access: AccessFunction,
+    access: ChatAccessFunction,
     state: StateFunction | None = None,
     show_errors: bool = False,
     heartbeat: float = HEARTBEAT,
-) -> Web:
+) -> WebChat:
     """Return the chat of one kind of conversations, for a web application.
 
     ::
 
-        chat = affinity.integrations.web.create(chats, url, access=lambda request: Access(CHAT, owner=request.user.id))
+        chat = create_chat(chats, url, access=lambda request: ChatAccess(MAY_CHAT, owner=request.user.id))
         app = Starlette(routes=chat.routes("/api/chat"), lifespan=chat.lifespan)
 
     Args:
@@ -52,17 +52,17 @@ def create(
     Raises:
         InvalidOptions: the heartbeat is not a positive number.
     """
-    return Web(conversations, database, access, state=state, show_errors=show_errors, heartbeat=heartbeat)
+    return WebChat(conversations, database, access, state=state, show_errors=show_errors, heartbeat=heartbeat)
 
 
-class Web:
-    """The chat of one kind of conversations; see `create`."""
+class WebChat:
+    """The chat of one kind of conversations; see `create_chat`."""
 
     def __init__(
         self,
         conversations: ConversationsOf,
         database: Database,
-        access: AccessFunction,
+        access: ChatAccessFunction,
         *,
         state: StateFunction | None,
         show_errors: bool,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from affinity import Client, ConversationHandle, errors
 from affinity.conversation import Connectable
-from affinity.integrations.web.access import Access, AccessFunction, Action
+from affinity.integrations.web.access import ChatAccess, ChatAccessFunction, ChatAction
 from affinity.integrations.web.http import Refused
 from affinity.redaction import redacted
 from affinity.tasks import call_here
@@ -35,7 +35,7 @@ class ChatService:
         self,
         conversations: ConversationsOf,
         database: Database,
-        access: AccessFunction,
+        access: ChatAccessFunction,
         *,
         show_errors: bool,
         heartbeat: float,
@@ -72,7 +72,7 @@ class ChatService:
                 return self._client
         return database if isinstance(database, Client) else database(request)
 
-    async def access(self, request: Request, action: Action) -> Access:
+    async def access(self, request: Request, action: ChatAction) -> ChatAccess:
         """Return the access of the user, who may do this.
 
         Raises:
@@ -83,13 +83,13 @@ class ChatService:
         except Exception as error:
             logger.error("the function access of this chat has failed: %s", redacted(error))  # noqa: TRY400 -- redacted
             raise Refused(500, "the access of this request is not known: see the log") from None
-        if not isinstance(access, Access):
-            logger.error("the function access of this chat has returned %s, not an Access", type(access).__name__)
+        if not isinstance(access, ChatAccess):
+            logger.error("the function access of this chat has returned %s, not a ChatAccess", type(access).__name__)
             raise Refused(500, "the access of this request is not known: see the log")
         check_action(access, action)
         return access
 
-    async def open(self, request: Request, access: Access, conversation_id: str) -> ConversationHandle:
+    async def open(self, request: Request, access: ChatAccess, conversation_id: str) -> ConversationHandle:
         """Return a conversation, which may begin with the request.
 
         Raises:
@@ -113,7 +113,7 @@ class ChatService:
         except errors.ConversationExists:
             return
 
-    async def known(self, request: Request, access: Access, conversation_id: str) -> ConversationHandle:
+    async def known(self, request: Request, access: ChatAccess, conversation_id: str) -> ConversationHandle:
         """Return a conversation that exists.
 
         Raises:
@@ -125,14 +125,14 @@ class ChatService:
         await self._check_owner(client, access, talk)
         return talk
 
-    async def _check_owner(self, client: Client, access: Access, talk: ConversationHandle) -> None:
+    async def _check_owner(self, client: Client, access: ChatAccess, talk: ConversationHandle) -> None:
         info = await client.get_conversation(talk.conversation_id)
         is_kind = info.kind == getattr(self._conversations, "kind", info.kind)
         if not is_kind or (access.owner is not None and info.owner != access.owner):
             raise errors.UnknownConversation(talk.conversation_id, "there is none")
 
 
-def check_action(access: Access, action: Action) -> None:
+def check_action(access: ChatAccess, action: ChatAction) -> None:
     """Raise `Refused` unless the user may do this."""
     if not access.may(action):
         raise Refused(403, _DENIED)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 import affinity
 from affinity.agent import ModelReply, ModelRequest, Tool, ToolCall, run_loop, tool
 from affinity.conversation import AgentMessage, CustomToolResult, JournalEvent, ToolResult, UserInterrupt, UserMessage
-from affinity.integrations.web import ALL, CHAT, READ, Access, create
+from affinity.integrations.web import MAY_ALL, MAY_CHAT, MAY_READ, ChatAccess, create_chat
 
 SECRET = "pass" + "word of the bank"  # no message of an error may show it
 
@@ -138,14 +138,14 @@ app.include(chats)
 app.include(others)
 
 
-def access(request: Request) -> Access:
+def access(request: Request) -> ChatAccess:
     """The user is in a header; without one, all may do all."""
     user = request.headers.get("x-user")
     if user == "broken":
         raise RuntimeError(SECRET)
     if user == "reader":
-        return Access(READ)
-    return Access(ALL) if user is None else Access(CHAT, user, owner=user)
+        return ChatAccess(MAY_READ)
+    return ChatAccess(MAY_ALL) if user is None else ChatAccess(MAY_CHAT, user, owner=user)
 
 
 async def state(talk: affinity.ConversationHandle) -> Any:
@@ -156,7 +156,7 @@ async def state(talk: affinity.ConversationHandle) -> Any:
 
 def make(database: Any, **options: Any) -> Starlette:
     """The web application."""
-    chat = create(chats, database, access=access, state=state, **options)
+    chat = create_chat(chats, database, access=access, state=state, **options)
     return Starlette(routes=chat.routes("/api/chat"), lifespan=chat.lifespan)
 
 
@@ -168,7 +168,7 @@ def serve() -> Starlette:
 def serve_with_worker() -> Starlette:
     """The same, with a worker in the process."""
     url = os.environ["AFFINITY_URL"]
-    chat = create(chats, url, access=access, state=state)
+    chat = create_chat(chats, url, access=access, state=state)
 
     @asynccontextmanager
     async def lifespan(api: Starlette) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from affinity import Client, Worker
 from affinity.conversation import UserMessage
 from affinity.errors import InvalidInput, InvalidOptions
-from affinity.integrations.web import ALL, CHAT, READ, Access, create
+from affinity.integrations.web import MAY_ALL, MAY_CHAT, MAY_READ, ChatAccess, create_chat
 from affinity.integrations.web.turns import Place, read_place
 from affinity.limits import MAX_REQUEST_BYTES
 from tests.integrations.web.chat_app import SECRET, app, chats, make, others
@@ -144,7 +144,7 @@ async def test_a_message_that_is_sent_again_is_one_message(http: httpx.AsyncClie
 
 
 async def test_fastapi_and_mounts_have_the_same_routes(client: Client) -> None:
-    chat = create(chats, lambda request: client, access=lambda request: Access(CHAT))
+    chat = create_chat(chats, lambda request: client, access=lambda request: ChatAccess(MAY_CHAT))
     outer = Starlette()
     outer.mount("/shop", Starlette(routes=chat.routes("/chat")))
     for number, (api, path) in enumerate(((FastAPI(routes=chat.routes("/chat")), "/chat"), (outer, "/shop/chat"))):
@@ -155,7 +155,7 @@ async def test_fastapi_and_mounts_have_the_same_routes(client: Client) -> None:
 
 
 async def test_a_url_is_opened_with_the_first_request_and_closed_with_the_application(client: Client, url: str) -> None:
-    chat = create(chats, url, access=lambda request: Access(CHAT))
+    chat = create_chat(chats, url, access=lambda request: ChatAccess(MAY_CHAT))
     api = Starlette(routes=chat.routes("/api/chat"))
     async with chat.lifespan(api), opened(api) as http:
         assert (await page_of(http, "hello")).text == "you said hello"
@@ -298,11 +298,11 @@ async def test_what_a_user_may_not_is_refused(http: httpx.AsyncClient) -> None:
 
 def test_actions_that_do_not_exist_are_refused() -> None:
     with pytest.raises(InvalidOptions, match="no such action"):
-        Access({"write"})  # type: ignore[arg-type]
+        ChatAccess({"write"})  # type: ignore[arg-type]
     with pytest.raises(InvalidOptions, match="takes a set"):
-        Access("read")  # type: ignore[arg-type]
-    assert not Access({"converse"}).may("converse")
-    assert READ < CHAT < ALL
+        ChatAccess("read")  # type: ignore[arg-type]
+    assert not ChatAccess({"converse"}).may("converse")
+    assert MAY_READ < MAY_CHAT < MAY_ALL
 
 
 # -- requests that are refused
@@ -429,11 +429,11 @@ def test_a_missing_library_is_one_clear_sentence() -> None:
 
 
 def test_a_heartbeat_is_positive() -> None:
-    def anyone(request: Request) -> Access:
-        return Access(CHAT)
+    def anyone(request: Request) -> ChatAccess:
+        return ChatAccess(MAY_CHAT)
 
     with pytest.raises(InvalidOptions, match="heartbeat"):
-        create(chats, "sqlite:///none.db", access=anyone, heartbeat=0)
+        create_chat(chats, "sqlite:///none.db", access=anyone, heartbeat=0)
 
 
 # -- processes
