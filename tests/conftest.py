@@ -103,6 +103,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _leave_to_the_night(item)
         if any(re.search(each.args[0], item.name) for each in item.iter_markers("nightly_cases")):
             _leave_to_the_night(item)
+        if any(re.search(each.args[0], item.name) for each in item.iter_markers("slow_cases")):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("nightly") is not None:
             item.add_marker(pytest.mark.slow)  # or README's command would run it
     items.sort(key=lambda item: item.get_closest_marker("first") is None)

@@ -83,6 +83,7 @@ async def migrate_by(root: Path, url: str) -> None:
     await anyio.run_process(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)})
 
 
+@pytest.mark.slow_cases("postgresql")
 async def test_a_rollout_and_its_rollback(later: Path, url: str) -> None:
     """Through a migration, a rollout and a rollback a client and workers of this release serve and are served; a
     conversation that lasts all the time loses nothing.
@@ -154,6 +155,7 @@ async def test_both_releases_keep_the_order_of_a_session(later: Path, url: str, 
             await check(client, notes, lines)
 
 
+@pytest.mark.slow_cases("postgresql")
 async def test_events_with_keys_reach_both_releases(later: Path, url: str) -> None:
     """Once each, also where one release replays what the other has recorded; and each replies."""
     await migrate_by(later, url)

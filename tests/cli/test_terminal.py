@@ -93,6 +93,7 @@ def test_output_that_nobody_reads_is_no_error(filled: None) -> None:
     assert process.returncode == PIPE_CLOSED
 
 
+@pytest.mark.slow_cases(r"\[<&-\]|\[2>&-\]")
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_a_stream_may_be_closed(filled: None, closed: str) -> None:
     line = f"{sys.executable} -m affinity list {closed}"
@@ -112,6 +113,7 @@ def test_output_that_cannot_be_written_is_one_line(filled: None) -> None:
     assert process.returncode == INTERNAL
 
 
+@pytest.mark.slow_cases(r"\[(1|0|7)\]")
 @pytest.mark.parametrize("columns", ["0", "1", "7", "20"])
 def test_a_terminal_may_be_narrow(filled: None, columns: str) -> None:
     import pty
@@ -125,6 +127,7 @@ def test_a_terminal_may_be_narrow(filled: None, columns: str) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow_cases("variables[0-5]")
 @pytest.mark.nightly_cases(r"variables[1-357-9]")
 @pytest.mark.parametrize(
     "variables",
@@ -155,6 +158,7 @@ def taken() -> Iterator[int]:
         yield other.getsockname()[1]
 
 
+@pytest.mark.slow
 @needs("uvicorn")
 def test_a_port_that_cannot_be_had_is_one_line(database: Path, taken: int) -> None:
     """With the port and the name of the option: of the metrics and of the console."""

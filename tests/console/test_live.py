@@ -113,6 +113,7 @@ async def test_a_page_comes_again_when_it_has_changed(
         assert "gone" in (await events.next()).values()
 
 
+@pytest.mark.slow_cases(r"\[sqlite")
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_page_is_told_that_it_is_old(
     client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]], monkeypatch: pytest.MonkeyPatch, hangs: bool
@@ -195,6 +196,7 @@ async def test_a_page_that_fails_is_no_broken_stream(
     assert "secret-of-the-code" not in page.text
 
 
+@pytest.mark.slow_cases(r"\[sqlite")
 async def test_what_is_said_is_pushed_as_it_comes(
     client: Client, http: tuple[httpx.AsyncClient, dict[str, Access]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

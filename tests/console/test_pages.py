@@ -77,6 +77,7 @@ async def test_all_pages_can_be_reached_and_say_what_they_are_about(client: Clie
         assert "for limit &#39;limit&#39; of &#39;key&#39;: it is closed until" in found["/instance?id=limited"].text
 
 
+@pytest.mark.slow_cases("sqlite-[2-5]")
 @pytest.mark.nightly_cases("new")
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 async def test_stored_text_is_only_text(client: Client, open_console: Open, text: str) -> None:

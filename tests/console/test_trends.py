@@ -14,6 +14,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow_cases(r"\[sqlite")
 async def test_the_charts_have_the_counts(client: Client, open_console: Open) -> None:
     """As lines, and as a table behind a fold; the names link to their charts."""
     await (await client.start(shows, "tea", for_session="s")).wait(20)

@@ -93,6 +93,7 @@ async def play(workers: Workers, client: Client, *, families: int, kills: int, s
     return found
 
 
+@pytest.mark.slow_cases("-3")
 @pytest.mark.parametrize("kills", [0, 3])
 @on_all_databases
 async def test_nothing_of_a_deleted_family_comes_back(workers: Workers, client: Client, *, kills: int) -> None:

@@ -281,6 +281,7 @@ async def test_a_journal_that_was_recreated_under_a_wake_is_a_conflict_and_the_w
         ]
 
 
+@pytest.mark.slow_cases(r"\[new")
 async def test_a_conversation_goes_on_after_hundreds_of_wakes_and_without_its_coroutine(url: str) -> None:
     """Its executions are bounded, and each turn may be a replay: the instances do not fit the worker's memory."""
     options = affinity.RuntimeOptions.make(worker_node_id="w", instance_cache_size=1)

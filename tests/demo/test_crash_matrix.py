@@ -101,6 +101,7 @@ def copy(tmp_path: Path) -> Iterator[ModuleType]:
     del sys.modules[path.stem]
 
 
+@pytest.mark.slow
 async def test_a_state_that_is_saved_outside_its_block_is_found(copy: ModuleType) -> None:
     def make() -> App:
         found: App = copy.build_app(RUN, copy.transcripts_of(RUN))

@@ -47,6 +47,7 @@ HELLO, HI, BYE = (ChatMessage("ann", ("hello", "there")), ChatMessage("bob", ("h
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_seed_chooses_conversations_with_an_answer() -> None:
     chosen = load_conversations(20, seed=1)
     assert chosen == load_conversations(20, seed=1)

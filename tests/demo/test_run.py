@@ -123,6 +123,7 @@ async def left_in(url: str) -> list[str]:
         return instances + [state.session_id for state in await client.session_store.list(SessionFilter(), 1000)]
 
 
+@pytest.mark.slow
 def test_the_embedded_default_without_a_kill(start: Start, tmp_path: Path) -> None:
     report = start("--conversations", "6", *SHORT, "--workers", "2", "--no-kill", "--json").report()
     assert_right(report, sessions=6)

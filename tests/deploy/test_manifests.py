@@ -240,6 +240,7 @@ def pod(manifests: Manifests, tmp_path: Path, port: int) -> Iterator[Pod]:
         pod.kill()
 
 
+@pytest.mark.slow_cases("monitored|autoscaled")
 def test_the_probes_are_answered(manifests: Manifests, pod: Pod, port: int) -> None:
     """By a worker of the manifest's own command and environment, on the port of that name, within the startup probe's
     time; and the hook ends it with exit code 0.

@@ -6,12 +6,15 @@ short as it can be, and printed as a program that carries it out by itself.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.model.cluster import SimulatedCluster
 from tests.model.conftest import Look
 from tests.model.steps import PLANS
 from tests.model.tables import TABLE_PLANS, TableCluster
 
 
+@pytest.mark.slow_cases("postgres")
 def test_the_contract(look: Look) -> None:
     """Simulated workers say and hear whatever the contract has words for."""
     look(PLANS, SimulatedCluster, usual=20)

@@ -100,6 +100,7 @@ def check(name: str, change: datetime) -> None:
             assert later is None or next_tick(spec, moment) == later, (name, text, moment)
 
 
+@pytest.mark.slow
 @pytest.mark.once
 def test_each_zone_of_this_year() -> None:
     """Zones with the same changes are tried once; on a slow machine, as many as there is time for."""

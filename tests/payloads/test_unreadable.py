@@ -145,6 +145,7 @@ class Without(XorCodec):
         return await super().decode(data, context)
 
 
+@pytest.mark.slow_cases("new-entry|sqlite-state")
 @pytest.mark.parametrize("field", ["entry", "state"])
 async def test_a_wake_of_which_something_cannot_be_read_waits(env_url: str | None, field: str) -> None:
     """It does not fail, so that a worker with the key runs it."""

@@ -45,6 +45,7 @@ from tests.programs.run import run
 from tests.programs.values import KINDS, Part
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_some_programs_on_sqlite(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--programs", "2"]) == 0
@@ -58,6 +59,7 @@ def test_some_programs_on_postgres(servers: Servers) -> None:
     assert "1 programs" in look.report()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_program_that_fails_is_made_small() -> None:
     """Of a timer, little is left beside it."""

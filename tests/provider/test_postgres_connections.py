@@ -98,6 +98,7 @@ async def test_calls_go_in_order(connection: Connection) -> None:
     assert turns == [[(n,)] for n in range(1, 51)]
 
 
+@pytest.mark.slow_cases("asyncio-tls|uvloop-plain")
 @pytest.mark.once
 async def test_thirty_megabytes_go_through_and_come_back(
     connection: Connection, monkeypatch: pytest.MonkeyPatch

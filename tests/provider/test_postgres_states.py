@@ -240,6 +240,7 @@ async def test_writes_in_one_second_change_no_index(
 # --- large states -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(r"\[old")
 async def test_a_state_of_25_mb_goes_both_ways(stage: Stage) -> None:
     """With a turn, with an ack, by hand; its size is known without reading it."""
     states = stage.peer.provider.states

@@ -106,6 +106,7 @@ def test_a_cell_that_runs_again_replaces_what_it_has_defined(file_url: str, tmp_
     assert others == "True True\n"
 
 
+@pytest.mark.slow
 def test_a_program_that_defines_a_name_twice_is_refused(tmp_path: Path) -> None:
     for name, cell in CELLS.items():
         script = tmp_path / "twice.py"

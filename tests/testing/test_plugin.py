@@ -71,6 +71,7 @@ def run(directory: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow_cases("parallel")
 @pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n2")], ids=["alone", "in parallel"])
 def test_the_fixture_and_what_a_failed_test_prints(tmp_path: Path, options: tuple[str, ...]) -> None:
     printed = run(tmp_path, *options)

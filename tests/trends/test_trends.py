@@ -49,6 +49,7 @@ async def counted(any_url: str) -> str:
     return any_url
 
 
+@pytest.mark.slow_cases(r"\[sqlite")
 async def test_a_worker_counts(counted: str) -> None:
     """What has happened is in the charts some seconds later, for the orchestration and for the activity."""
     async with Client(counted) as client:
@@ -68,6 +69,7 @@ async def test_a_worker_counts(counted: str) -> None:
         assert (await client.trends("none")).total.started == 0
 
 
+@pytest.mark.slow_cases("sqlite")
 async def test_the_command_shows_them(counted: str) -> None:
     async def shown(*arguments: str) -> str:
         return await anyio.to_thread.run_sync(partial(succeed, "trends", *arguments, "--url", counted))

@@ -330,6 +330,7 @@ async def test_code_that_holds_the_interpreter_past_the_lease_comes_to_an_end(wo
     assert await client.wait("doze", timeout=30) == 1
 
 
+@pytest.mark.slow_cases(r"stubborn\]")
 @pytest.mark.parametrize("activity", ["stubborn", "stubborn_thread"])
 @on_all_databases
 async def test_code_that_ignores_its_cancellation_does_not_keep_the_process(

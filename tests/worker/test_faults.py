@@ -103,6 +103,7 @@ async def client(postgres_migrated: str) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.mark.slow_cases(r"\[old")
 async def test_no_error_of_the_server_fails_an_instance(
     workers: Workers, client: Client, calls: ActivityCalls, admin: psycopg.Connection[Any]
 ) -> None:
@@ -179,6 +180,7 @@ async def test_a_batch_that_takes_too_long_is_split(
     assert len(sizes) > 16
 
 
+@pytest.mark.slow_cases(r"\[old")
 async def test_a_refused_login_ends_a_start_but_no_running_worker(
     postgres_migrated: str, client: Client, admin: psycopg.Connection[Any]
 ) -> None:
@@ -294,6 +296,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 # --- one fault after the other, wherever it strikes -------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(r"\[old")
 async def test_a_worker_with_traffic_loses_nothing(postgres_migrated: str, client: Client) -> None:
     """Each fault again and again, at a request of any of its connections."""
     async with FaultProxy(postgres_migrated) as proxy, Worker(app, proxy.url, OPTIONS) as worker:

@@ -246,6 +246,7 @@ async def test_what_a_catch_up_window_covers_is_fired_with_each_overlap(
         assert shown.skipped == 0 or catch_up is None
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.parametrize("overlap", ["skip", "queue"])
 async def test_missed_ticks_run_one_after_the_other(overlap: Any, env_url: str | None) -> None:
     """Also when an instance runs that began before; a tick that comes while they wait, waits behind them. Ticks that
@@ -323,6 +324,7 @@ async def test_a_quota_delays_ticks(caplog: pytest.LogCaptureFixture) -> None:
         assert shown.note is None
 
 
+@pytest.mark.slow_cases(r"\[new")
 async def test_ticks_that_are_refused_hide_no_others(env_url: str | None) -> None:
     """More of them than one look at what is due finds, all older; they go behind, and are fired once they may be."""
     async with Env(app, url=env_url) as env:
@@ -339,6 +341,7 @@ async def test_ticks_that_are_refused_hide_no_others(env_url: str | None) -> Non
         assert sum([len(await instances(env, f"job-{number:03}")) for number in range(count)]) == count
 
 
+@pytest.mark.slow_cases(r"\[new")
 async def test_a_schedule_that_this_worker_cannot_read_leaves_the_others_alone(
     env_url: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
