@@ -24,7 +24,7 @@ class PostedAnswer:
     @property
     def event_id(self) -> str:
         """The id under which it is one answer. Ids of requests may leave no room for more."""
-        return f"web/{sha256(self.request.encode()).hexdigest()[:32]}"
+        return f"web/{sha256(self.request.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 async def send_answers(talk: ConversationHandle, answers: Sequence[PostedAnswer]) -> Sequence[Input]:

@@ -37,12 +37,15 @@ from affinity.integrations.web.turns import (
     read_place,
 )
 from affinity.integrations.web.ui_chunks import GOES_ON, Chunk, UiChunks
-from affinity.integrations.web.ui_messages import Message, Post, answers_in, read_turns
+from affinity.integrations.web.ui_messages import Message, Post, answers_in, read_turns, whole_turns
 from affinity.limits import MAX_PAGE
 
 HEADERS: Final = {"x-vercel-ai-ui-message-stream": "v1"}
 
 DONE: Final = event_line("[DONE]")
+
+_DIGITS: Final = 20
+"""Fewer digits than this has the number of an entry."""
 
 _CALLS: Final = (ToolUse, CustomToolUse, ToolConfirmation)
 
@@ -126,13 +129,14 @@ class UiRoutes:
         return JSONResponse({"seq": int(seq)}, 202)
 
     async def messages(self, request: Request) -> Response:
-        """Return the newest messages; those before the entry ``before`` with that parameter, as ``next`` says it."""
+        """Return the messages of the newest entries, ``limit`` at most; or of those before the entry ``before``, as the
+        ``next`` of a page says it.
+        """
         access = await self._service.access(request, "read")
         talk = await self._service.known(request, access, conversation_id(request))
-        given = request.query_params.get("before", "")
-        if given and not (given.isascii() and given.isdigit()):
-            raise Refused(422, "before= is the number of an entry")
-        entries = await talk.history(before=int(given)) if given else await talk.history(last=MAX_PAGE)
+        before, limit = _number(request, "before", 0), _number(request, "limit", MAX_PAGE)
+        found = await talk.history(before=before, limit=limit) if before else await talk.history(last=limit)
+        entries = whole_turns(found)
         turns = await read_turns(talk, entries, show_errors=self._service.show_errors)
         next_before = entries[0].seq if entries and entries[0].seq > 1 else None
         return JSONResponse({"messages": [turn.to_message() for turn in turns], "next": next_before})
@@ -178,6 +182,18 @@ class UiRoutes:
             for chunk in _ended_by(error, show_errors=self._service.show_errors):
                 yield event_line(chunk)
         yield DONE
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    """Return a number that the address has.
+
+    Raises:
+        Refused: it is none.
+    """
+    given = request.query_params.get(name, "")
+    if given and not (given.isascii() and given.isdigit() and len(given) < _DIGITS):
+        raise Refused(422, f"{name}= is a number")
+    return int(given or default)
 
 
 def _lines_of(chunks: UiChunks, step: TurnItem, item: FeedItem, skip: int) -> Iterator[str]:

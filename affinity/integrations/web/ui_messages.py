@@ -67,7 +67,8 @@ class Post(BaseModel):
             pydantic.ValidationError: it is none.
         """
         last = self.messages[-1]
-        named = [message for message in self.messages if message.get("id") == self.messageId]
+        wanted = self.messageId
+        named = [message for message in self.messages if wanted is not None and message.get("id") == wanted]
         if named and last.get("role") != "user" and named[-1].get("role") == "assistant":
             last = named[-1]
         return Message.model_validate(last)
@@ -103,6 +104,13 @@ class Turn:
         """Return the message as JSON."""
         parts = self.parts if self.role == "user" else parts_of(self.chunks)
         return {"id": self.id, "role": self.role, "parts": parts}
+
+
+def whole_turns(entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
+    """Return a page of entries without its beginning, if that is of a turn which the page before has."""
+    starts = [place for place, entry in enumerate(entries) if isinstance(entry.event, UserMessage)]
+    is_first = not entries or entries[0].seq == 1
+    return entries if is_first or not starts else entries[starts[0] :]
 
 
 async def read_turns(talk: ConversationHandle, entries: Sequence[JournalEntry], *, show_errors: bool) -> list[Turn]:

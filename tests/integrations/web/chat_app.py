@@ -88,6 +88,8 @@ def _calls(text: str) -> list[ToolCall]:
             return [
                 ToolCall(f"c{number}", "refund", {"cents": int(cents)}) for number, cents in enumerate(rest.split())
             ]
+        case "both":
+            return [ToolCall("c1", "look", {"order": rest}), ToolCall("c2", "refund", {"cents": 5})]
         case "look":
             return [ToolCall("c1", "look", {"order": rest})]
         case "position" | "spoil":

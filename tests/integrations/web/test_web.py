@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import anyio
 import httpx2 as httpx
@@ -24,6 +24,7 @@ from affinity.integrations.web import MAY_ALL, MAY_CHAT, MAY_READ, ChatAccess, c
 from affinity.integrations.web.turns import Place, read_place
 from affinity.limits import MAX_REQUEST_BYTES
 from tests.integrations.web.chat_app import SECRET, app, chats, make, others
+from tests.integrations.web.page import Chunk, Page
 from tests.support.web import holder_of, serve
 from tests.support.worker_processes import PATIENCE, open_workers
 
@@ -32,53 +33,6 @@ SERVICE = "tests.integrations.web.chat_app:serve"
 WORDS = " ".join(f"w{number}" for number in range(60))
 
 pytestmark = pytest.mark.anyio
-
-Chunk: TypeAlias = dict[str, Any]
-
-
-class Page:
-    """What a page shows of a stream: the parts since the last ``start-step``, and those before, as the protocol says.
-
-    It is written without a look at the code under test.
-    """
-
-    def __init__(self) -> None:
-        self.steps: list[list[Chunk]] = []
-        self.open: dict[str, Chunk] = {}
-        self.other: list[Chunk] = []
-        self.place: str | None = None
-        self.is_done = False
-
-    @property
-    def text(self) -> str:
-        return "".join([part["text"] for step in self.steps for part in step if part["type"] == "text"])
-
-    @property
-    def types(self) -> list[str]:
-        return [chunk["type"] for chunk in self.other]
-
-    def read(self, event: str) -> None:
-        """Apply one event of the stream."""
-        fields = dict(line.split(": ", 1) for line in event.split("\n") if ": " in line[1:])
-        self.place = fields.get("id", self.place)
-        if fields.get("data") == "[DONE]":
-            self.is_done = True
-        elif "data" in fields:
-            self._apply(json.loads(fields["data"]))
-
-    def _apply(self, chunk: Chunk) -> None:
-        match chunk["type"]:
-            case "start-step":
-                self.steps.append([])
-            case "reset-step":
-                self.steps[-1] = []
-            case "text-start" | "reasoning-start" as kind:
-                self.open[chunk["id"]] = part = {"type": kind.removesuffix("-start"), "text": ""}
-                self.steps[-1].append(part)
-            case "text-delta" | "reasoning-delta":
-                self.open[chunk["id"]]["text"] += chunk["delta"]
-            case _:
-                self.other.append(chunk)
 
 
 def events_of(response: httpx.Response) -> Iterator[str]:
@@ -181,6 +135,23 @@ async def test_blocks_of_a_user_are_content(http: httpx.AsyncClient, client: Cli
     (shown, _) = (await http.get("/api/chat/ann/messages")).json()["messages"]
     assert [part["type"] for part in shown["parts"]] == ["text", "file", "file"]
     assert shown["parts"][1]["mediaType"] == "image/png"
+
+
+async def test_earlier_messages_come_in_pages_of_whole_turns(http: httpx.AsyncClient) -> None:
+    for number, text in enumerate(("hello", "look 7", "think", "bye")):
+        await page_of(http, text, f"m{number}")
+    whole = (await http.get("/api/chat/ann/messages")).json()
+    assert (len(whole["messages"]), whole["next"]) == (8, None)
+    found: list[Chunk] = []
+    query = "limit=20"
+    for _ in range(10):
+        page = (await http.get(f"/api/chat/ann/messages?{query}")).json()
+        assert len(page["messages"]) in {2, 4}
+        found = page["messages"] + found
+        if page["next"] is None:
+            break
+        query = f"limit=20&before={page['next']}"
+    assert found == whole["messages"]
 
 
 async def test_errors_of_the_code_stay_on_the_server_unless_they_are_wanted(client: Client) -> None:
@@ -361,9 +332,11 @@ async def test_answers_that_nothing_waits_for_are_refused(http: httpx.AsyncClien
     posted = {"id": "ann", "messages": [{"id": "a", "role": "assistant", "parts": [part]}]}
     assert (await http.post("/api/chat", json=posted)).status_code == 409
     assert (await http.post("/api/chat", json={**posted, "id": "none"})).status_code == 404
-    resume = [{"interruptId": "x", "status": "cancelled"}]
-    run = {"threadId": "ann", "runId": "r", "resume": resume}
-    assert (await http.post("/api/chat/ag-ui", json=run)).status_code == 409
+    for name in ("x", "\ud800"):
+        resume = [{"interruptId": name, "status": "cancelled"}]
+        run = {"threadId": "ann", "runId": "r", "resume": resume}
+        content, json_type = json.dumps(run), {"content-type": "application/json"}
+        assert (await http.post("/api/chat/ag-ui", content=content, headers=json_type)).status_code == 409
     again = {**body("hello"), "trigger": "regenerate-message"}
     assert (await http.post("/api/chat", json=again)).status_code == 409
 
@@ -393,6 +366,9 @@ async def test_what_is_too_large_or_of_another_kind_is_refused(http: httpx.Async
         ("DELETE", "/none/stream", 404),
         ("GET", f"/{'x' * 300}/messages", 422),
         ("GET", "/ann/messages?before=x", 422),
+        ("GET", f"/ann/messages?before={'9' * 19}", 422),
+        ("GET", "/ann/messages?limit=0", 422),
+        ("GET", "/ann/messages?limit=1001", 422),
         ("GET", "/ann/stream", 204),
         ("GET", "/ann/stream?after=x", 422),
         ("GET", "/ann/stream?after=1~1--~0~x", 422),
