@@ -64,7 +64,9 @@ def marked(mark: str) -> set[int]:
 
 
 @HAS_MYPY
-@pytest.mark.parametrize("arguments", [["-p", "examples.chat_api", "-p", "examples.local_llm"], FILES])
+@pytest.mark.parametrize(
+    "arguments", [["-p", "examples.chat_api", "-p", "examples.chat_ui", "-p", "examples.local_llm"], FILES]
+)
 def test_mypy_accepts_the_examples(arguments: list[str]) -> None:
     """The others in `tests/examples/test_snippets.py`."""
     command = [sys.executable, "-m", "mypy", "--strict", *arguments]

@@ -28,6 +28,18 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(Path(__file__).parent / "clients", tmp_path_factory.mktemp("web_clients"))
 
 
+BOTH = pytest.mark.parametrize("url", ["sqlite", "new"], indirect=True)
+"""Of a test in which a worker is killed. What the clients make of a stream does not depend on the database."""
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a migrated database: an SQLite file by default."""
+    is_postgres = getattr(request, "param", "sqlite") == "new"
+    found: str = request.getfixturevalue("postgres_kept" if is_postgres else "sqlite_url")
+    return found
+
+
 @pytest.fixture
 def workers(url: str) -> Iterator[Workers]:
     """Two workers on a fresh database."""
@@ -172,6 +184,7 @@ def test_a_failed_answer_is_an_error_and_may_be_tried_again(http: httpx.Client, 
     assert ai("regenerate")["error"] is not None  # a journal keeps what was said
 
 
+@BOTH
 def test_a_killed_worker_takes_back_what_it_streamed(http: httpx.Client, workers: Workers, ai: NodeProgram) -> None:
     ai("open", api=api(http), id="ann")
     ai("begin", text=WORDS)
@@ -183,6 +196,7 @@ def test_a_killed_worker_takes_back_what_it_streamed(http: httpx.Client, workers
     assert_no_word_twice(report["seen"])
 
 
+@BOTH
 def test_a_page_that_is_loaded_again_goes_on_from_another_process(
     http: httpx.Client, other: httpx.Client, workers: Workers, ai: NodeProgram
 ) -> None:
@@ -287,6 +301,7 @@ def test_interrupts_of_ag_ui_are_requests(http: httpx.Client, agent: NodeProgram
     assert "Oslo" in said(report)[-1][1]
 
 
+@BOTH
 def test_a_snapshot_takes_back_what_a_killed_worker_streamed(
     http: httpx.Client, workers: Workers, agent: NodeProgram
 ) -> None:

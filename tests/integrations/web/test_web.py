@@ -217,6 +217,52 @@ async def test_the_journal_comes_as_server_sent_events(client: Client, http: htt
     assert again.text == f"id: {last}\nevent: end\ndata: null\n\n"
 
 
+async def test_a_browser_that_goes_away_is_no_error_and_is_answered_all_the_same(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The application returns as soon as the browser has gone: in a stream, or before its body is there."""
+    api, talk = make(client), client.conversation(chats, "ann")
+    path = {"path": "/api/chat", "raw_path": b"/api/chat", "query_string": b"", "root_path": ""}
+    headers = [(b"content-type", b"application/json"), (b"host", b"chat.test")]
+    scope = {"type": "http", "method": "POST", "http_version": "1.1", "scheme": "http", "headers": headers, **path}
+    has_begun, bodies = anyio.Event(), list[bytes]()
+    received = [{"type": "http.request", "body": json.dumps(body(WORDS)).encode(), "more_body": False}]
+
+    async def receive() -> Chunk:
+        if received:
+            return received.pop()
+        await has_begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(sent: Any) -> None:
+        bodies.append(sent.get("body", b""))
+        if b"text-delta" in bodies[-1]:
+            has_begun.set()
+
+    with anyio.fail_after(PATIENCE):
+        await api({**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}}, receive, send)
+        assert b"[DONE]" not in b"".join(bodies)
+        await api({**scope, "asgi": {"version": "3.0"}}, receive, send)  # no body comes
+        (entry,) = await talk.history(kinds=[UserMessage])
+        assert (await talk.reply(entry.seq)).text == f"you said {WORDS}"
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_a_stream_without_news_is_kept_alive(client: Client) -> None:
+    async with opened(make(client, heartbeat=0.02)) as http:
+        for response in (
+            await http.post("/api/chat", json=body("think")),
+            await http.post(
+                "/api/chat/ag-ui",
+                json={"threadId": "bob", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "think"}]},
+            ),
+        ):
+            assert ": keep-alive\n\n" in response.text
+        assert whole_page(await http.post("/api/chat", json=body("think"))).text == "42"
+        await client.conversation(chats, "ann").terminate()
+        assert "event: end" in (await http.get("/api/chat/ann/events")).text
+
+
 # -- access
 
 
