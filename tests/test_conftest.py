@@ -155,6 +155,7 @@ class Collected(SimpleNamespace):
 
     name: str
     patterns: Sequence[str]
+    marker: str
     found: list[tuple[str, str]]
 
     def add_marker(self, mark: pytest.MarkDecorator) -> None:
@@ -163,18 +164,17 @@ class Collected(SimpleNamespace):
 
     def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
         """Those that name its cases."""
-        assert name == "nightly_cases"
-        return (pytest.mark.nightly_cases(pattern).mark for pattern in self.patterns)
+        return (getattr(pytest.mark, name)(each).mark for each in self.patterns if name == self.marker)
 
     def get_closest_marker(self, _: str) -> None:
         """It has none."""
 
 
-def nightly(path: str, patterns: Sequence[str] = ()) -> list[tuple[str, str]]:
+def marked(path: str, patterns: Sequence[str] = (), marker: str = "") -> list[tuple[str, str]]:
     """The marks that the hook adds to four cases of a file, with their names."""
     found: list[tuple[str, str]] = []
     items: Any = [
-        Collected(nodeid=f"{path}::{name}", path=Path(path), name=name, patterns=patterns, found=found)
+        Collected(nodeid=f"{path}::{name}", path=Path(path), name=name, patterns=patterns, marker=marker, found=found)
         for name in ("both[old-x]", "both[new-x]", "alone[old]", "neither")
     ]
     pytest_collection_modifyitems(items)
@@ -187,7 +187,7 @@ def nightly(path: str, patterns: Sequence[str] = ()) -> list[tuple[str, str]]:
 )
 def test_what_the_older_postgresql_repeats_is_nightly(path: str, marks: list[str]) -> None:
     """Where the version makes no difference, and the newer one is there."""
-    assert nightly(path) == [("both[old-x]", mark) for mark in marks]
+    assert marked(path) == [("both[old-x]", mark) for mark in marks]
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,12 @@ def test_what_the_older_postgresql_repeats_is_nightly(path: str, marks: list[str
         (["absent"], []),
     ],
 )
-def test_cases_that_their_test_names_are_nightly(patterns: list[str], names: list[str]) -> None:
+@pytest.mark.parametrize(("marker", "marks"), [("nightly_cases", ["slow", "nightly"]), ("slow_cases", ["slow"])])
+def test_cases_that_their_test_names_are_nightly_or_slow(
+    marker: str, marks: list[str], patterns: list[str], names: list[str]
+) -> None:
     """By regular expressions, whatever the file."""
-    assert nightly("tests/provider/b.py", patterns) == [(name, mark) for name in names for mark in ("slow", "nightly")]
+    assert marked("tests/provider/b.py", patterns, marker) == [(name, mark) for name in names for mark in marks]
 
 
 def _runs(pid: int) -> bool:
