@@ -27,8 +27,8 @@ except ImportError as error:
     ) from error
 
 from affinity.field_words import show_all_in_help
-from affinity.integrations.pydantic_ai.agents import AgentService, AgentState, agent_conversations, agent_service
-from affinity.integrations.pydantic_ai.durability import AffinityDurability, StepOptions
+from affinity.integrations.pydantic_ai.agents import AgentState, agent_conversations, agent_service
+from affinity.integrations.pydantic_ai.durability import AffinityDurability
 from affinity.integrations.pydantic_ai.requests import resolve_token
 from affinity.integrations.pydantic_ai.runs import AgentRun, agent_run
 from affinity.integrations.pydantic_ai.store import JournalStore, StoredConversation, StoredMessage
@@ -36,10 +36,8 @@ from affinity.integrations.pydantic_ai.store import JournalStore, StoredConversa
 __all__ = [
     "AffinityDurability",
     "AgentRun",
-    "AgentService",
     "AgentState",
     "JournalStore",
-    "StepOptions",
     "StoredConversation",
     "StoredMessage",
     "agent_conversations",

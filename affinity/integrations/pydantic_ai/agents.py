@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field
 from pydantic_ai import Agent
 from pydantic_ai.conversation import Conversation
-from pydantic_core import to_json, to_jsonable_python
 
-from affinity.composed.app import App
-from affinity.composed.client import Client
-from affinity.composed.worker import Worker
-from affinity.conversation import AgentMessage, ConversationHandle, Conversations, Reply, UserMessage, Wake
+from affinity.conversation import Conversations, Wake
 from affinity.errors import InvalidOptions
+from affinity.integrations.agent_runs import (
+    AgentService,
+    RecordedRun,
+    WaitingState,
+    answer_messages,
+    append_answer,
+    served,
+)
 from affinity.integrations.pydantic_ai.durability import AffinityDurability
-from affinity.integrations.pydantic_ai.runs import agent_run, messages_of
+from affinity.integrations.pydantic_ai.runs import agent_run
 from affinity.orchestration import RetryPolicy
 
 Deps = TypeVar("Deps")
 
 
-class AgentState(BaseModel):
+class AgentState(WaitingState):
     """The state of a conversation with an agent. It stays in the memory of the worker that holds the conversation."""
 
     conversation: Conversation | None = None  # the messages and the usage of all runs that have ended
-    waiting: list[tuple[int, str]] = Field(default_factory=list)  # messages that came while the agent waited
-    is_paused: bool = False  # a run waits for an answer
 
 
 def agent_conversations(
@@ -69,52 +69,23 @@ def agent_conversations(
     conversations = Conversations(AgentState, kind=kind or durability.name, **options)
 
     async def respond(wake: Wake, state: AgentState) -> None:
-        left = messages_of(wake) if wake.interrupt is not None else [*state.waiting, *messages_of(wake)]
-        is_paused = state.is_paused and wake.interrupt is None
-        while left or is_paused:
-            async with agent_run(wake, transcript=transcript, inputs=left) as run:
+        async def answer(inputs: Sequence[tuple[int, str]]) -> RecordedRun:
+            async with agent_run(wake, transcript=transcript, inputs=inputs) as run:
                 given = {} if deps is None else {"deps": await _deps_of(deps, wake)}
                 before = state.conversation or Conversation(conversation_id=wake.conversation_id)
                 result = await agent.run(run.prompt, conversation=before, **given)
                 state.conversation = result.conversation
-                _answer(wake, result.output)
-            left = [each for each in left if each[0] not in run.numbers]
-            is_paused = run.is_paused
-            if is_paused:
-                break
-        state.waiting, state.is_paused = left, is_paused
+                append_answer(wake, result.output)
+            return run
+
+        await answer_messages(wake, state, answer)
 
     conversations.on_wake(retry=retry, timeout=timeout)(respond)
     return conversations
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentService:
-    """A durable agent that runs in this process: see `agent_service`."""
-
-    client: Client
-    conversations: Conversations[AgentState]
-
-    def talk(self, conversation_id: str, /) -> ConversationHandle:
-        """Return the handle of a conversation with the agent, which need not exist yet.
-
-        Raises:
-            InvalidId: the id is refused.
-        """
-        return self.client.conversation(self.conversations, conversation_id)
-
-    async def ask(self, conversation_id: str, text: str, /, *, event_id: str | None = None) -> Reply:
-        """Return the agent's reply to a message. After a lost connection, repeat the call with the same ``event_id``.
-
-        Raises:
-            WakeFailed: the agent has failed for good.
-            EventIdConflict, ConversationTerminated, InvalidInput: see `affinity.ConversationHandle.ask`.
-        """
-        return await self.talk(conversation_id).ask(UserMessage(text), event_id=event_id)
-
-
 @asynccontextmanager
-async def agent_service(agent: Agent[Any, Any], url: str, /, **options: Any) -> AsyncIterator[AgentService]:
+async def agent_service(agent: Agent[Any, Any], url: str, /, **options: Any) -> AsyncIterator[AgentService[AgentState]]:
     """Run a worker for the agent in this process, with a client: the shortest way to a durable agent.
 
     ::
@@ -131,21 +102,10 @@ async def agent_service(agent: Agent[Any, Any], url: str, /, **options: Any) -> 
         InvalidOptions, InvalidLimit: see `agent_conversations`.
         ProviderError: the database cannot be reached; see `affinity.Worker`.
     """
-    conversations = agent_conversations(agent, **options)
-    app = App(conversations.kind)
-    app.include(conversations)
-    async with Worker(app, url), Client(url) as client:
-        yield AgentService(client=client, conversations=conversations)
+    async with served(agent_conversations(agent, **options), url) as service:
+        yield service
 
 
 async def _deps_of(deps: Callable[[Wake], Any], wake: Wake) -> Any:
     found = deps(wake)
     return await found if inspect.isawaitable(found) else found
-
-
-def _answer(wake: Wake, output: object) -> None:
-    if isinstance(output, str):
-        wake.append(AgentMessage(output))
-    else:
-        wake.append(AgentMessage(to_json(output).decode()))
-        wake.finish(to_jsonable_python(output))

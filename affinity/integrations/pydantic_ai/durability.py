@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, Literal, TypedDict, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from pydantic_ai.agent import EventStreamHandler
 from pydantic_ai.capabilities import WrapRunHandler, WrapToolExecuteHandler
@@ -37,33 +37,14 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 from pydantic_ai.toolsets import ToolsetTool
 
 from affinity.errors import NotSerializable, PayloadTooLarge, StepInterrupted
+from affinity.integrations.agent_runs import Operation, StepOptions, current_call, current_number, current_unit, put
 from affinity.integrations.pydantic_ai.requests import answer_requests
-from affinity.integrations.pydantic_ai.runs import (
-    Operation,
-    ToolCall,
-    arguments_of,
-    current_call,
-    current_number,
-    current_run,
-    current_unit,
-)
-from affinity.orchestration import RetryPolicy
+from affinity.integrations.pydantic_ai.runs import call_of, run_here
 
 Deps = TypeVar("Deps")
 
 CONFIG_KEY: Final = "affinity"
 """Key of `StepOptions` in the metadata of a tool."""
-
-
-class StepOptions(TypedDict, total=False):
-    """Options of the step of a tool, under the key "affinity" of its metadata: see `affinity.Wake.step`.
-
-    ``repeat="never"``: the tool runs once; a call whose process ended has no known outcome, as the model is told.
-    """
-
-    repeat: Literal["always", "never"]
-    timeout: float | timedelta
-    retry: RetryPolicy
 
 
 @dataclass(init=False)
@@ -117,7 +98,7 @@ class AffinityDurability(BaseDurabilityCapability[Deps]):
     @property
     def in_durable_context(self) -> bool:
         """Whether the agent runs in a block of `agent_run`, outside of a step."""
-        return current_run.get() is not None
+        return run_here() is not None
 
     def get_durable_operation_backend(self) -> _Backend:
         """Return what runs an operation as a step."""
@@ -125,39 +106,36 @@ class AffinityDurability(BaseDurabilityCapability[Deps]):
 
     def get_default_run_id(self) -> str | None:
         """Return an id that is the same in each wake and attempt."""
-        run = current_run.get()
+        run = run_here()
         return None if run is None else f"{run.id}:{run._next('run_id')}"
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         """Return the id of the conversation in which it runs."""
-        run = current_run.get()
+        run = run_here()
         return None if run is None else run.wake.conversation_id
 
     async def get_run_start_time(self, run_id: str) -> datetime | None:
         """Return when the run began, in whichever wake."""
-        run = current_run.get()
+        run = run_here()
         return None if run is None else await run._start_time(run_id)
 
     # -- hooks
 
     async def wrap_run(self, ctx: RunContext[Deps], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
         """Number the run: agents that run at the same time have steps of the same names."""
-        run = current_run.get()
+        run = run_here()
         if run is None:
             return await super().wrap_run(ctx, handler=handler)
-        token = current_number.set(run._next(f"run of {self.name}"))
-        try:
+        with put(current_number, run._next(f"run of {self.name}")):
             return await super().wrap_run(ctx, handler=handler)
-        finally:
-            current_number.reset(token)
 
     async def after_model_request(
         self, ctx: RunContext[Deps], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
         """Append the calls of a response that is of this wake to the journal."""
         response = await super().after_model_request(ctx, request_context=request_context, response=response)
-        run = current_run.get()
-        if run is not None and run._is_response_of_wake:
+        run = run_here()
+        if run is not None:
             tools = request_context.model_request_parameters.function_tools
             run._note_response(response.parts, {tool.name for tool in tools if tool.kind != "external"})
         return response
@@ -172,28 +150,24 @@ class AffinityDurability(BaseDurabilityCapability[Deps]):
         handler: WrapToolExecuteHandler,
     ) -> Any:
         """Show the call while it runs, and append its result to the journal of the wake in which it has run."""
-        run = current_run.get()
+        run = run_here()
         if run is None:
             return await handler(args)
-        running = ToolCall(call.tool_name, call.tool_call_id, arguments_of(call))
-        token = current_call.set(running)
-        try:
-            result = await _run_tool(handler, args, call.tool_name)
-        except (ToolFailed, ModelRetry) as error:
-            if running.made_in in ("", run.wake.id):
-                run._note_result(call.tool_call_id, error.message, is_error=True)
-            raise
-        finally:
-            current_call.reset(token)
-        if running.made_in == run.wake.id:
-            run._note_result(call.tool_call_id, result, is_error=False)
+        running = call_of(call)
+        with put(current_call, running):
+            try:
+                result = await _run_tool(handler, args, call.tool_name)
+            except (ToolFailed, ModelRetry) as error:
+                run._note_result(running, error.message, is_error=True)
+                raise
+        run._note_result(running, result, is_error=False)
         return result
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Deps], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
         """Ask by requests of the conversation. Without an answer, the run waits for another wake."""
-        run = current_run.get()
+        run = run_here()
         if run is None or not self._has_requests:
             return None
         return await answer_requests(run._run, requests, self._expires_in)
@@ -256,12 +230,13 @@ class _Backend(JournalCallableOperationBackend[Any]):
             NotSerializable, PayloadTooLarge: the result has no JSON form, or is too large. The wake is not retried.
             Exception: see `affinity.Wake.step`.
         """
-        run = current_run.get()
+        run = run_here()
         if run is None or (isinstance(operation_id, EventStreamHandlerId) and not self._has_handler):
             return await body()
         operation = self._operation(operation_id, name, cache_key, config)
+        streams = self._stream and isinstance(operation_id, ModelRequestId) and operation_id.streaming
         try:
-            return await run._operate(operation, body)
+            return await run._execute(operation, body, streams=streams)
         except (NotSerializable, PayloadTooLarge) as error:
             is_call = isinstance(operation_id, ToolsetCallToolId)
             what = f"tool {cache_key[0]!r}" if is_call else f"operation {name!r}"
@@ -270,25 +245,20 @@ class _Backend(JournalCallableOperationBackend[Any]):
     def _operation(
         self, operation_id: DurableOperationId, name: str, cache_key: tuple[object, ...], config: Any
     ) -> Operation:
-        """A call of a tool is known by its id: calls may run at the same time, in any order. Other operations of a run
-        follow each other.
+        """A call of a tool is known by its id, and a request of the model by its round: of what follows in a round, a
+        failure that the agent survives leaves out a number. Agents and tools may run at the same time, in any order.
         """
-        identity = [str(current_number.get())]
+        context = next((each for each in cache_key if isinstance(each, RunContext)), None)
+        identity = [str(current_number.get()), "" if context is None else str(context.run_step)]
         match operation_id:
-            case ToolsetCallToolId():
-                return Operation(name, [*identity, *_call_of(cache_key)], config)
-            case ToolsetValidateToolArgumentsId():
-                return Operation(name, [*identity, *_call_of(cache_key)], {})
-            case ModelRequestId(streaming=streaming):
-                return Operation(name, identity, {}, is_model=True, is_streamed=streaming and self._stream)
+            case ToolsetCallToolId() | ToolsetValidateToolArgumentsId():
+                call = ["", ""] if context is None else [str(cache_key[0]), str(context.tool_call_id)]
+                options = config if isinstance(operation_id, ToolsetCallToolId) else {}
+                return Operation(name, [*identity, *call], options)
+            case ModelRequestId():
+                return Operation(name, identity, {}, is_model=True)
             case _:
                 return Operation(name, identity, {})
-
-
-def _call_of(cache_key: tuple[object, ...]) -> list[str]:
-    """Return the name of a tool, and the id of its call."""
-    context = next((each for each in cache_key if isinstance(each, RunContext)), None)
-    return [str(cache_key[0]), str(context and context.tool_call_id)]
 
 
 def _options_of(operation_id: DurableOperationId, tool: object | None, name: str) -> Any:

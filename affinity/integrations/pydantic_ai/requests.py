@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-import anyio
 from pydantic import JsonValue
 from pydantic_ai.durable_exec import ExternalEventError, ExternalEventWaiter
 from pydantic_ai.exceptions import ToolFailed
@@ -17,6 +16,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApp
 from affinity.composed.client import Client
 from affinity.conversation import Conversations, CustomToolUse, ToolConfirmation, WakeRun
 from affinity.errors import InvalidInput, RequestNotPending
+from affinity.integrations.agent_runs import together
 
 _FIELD: Final = "token"
 """The argument of a request of `RequestWaiter` that has the token."""
@@ -48,29 +48,8 @@ async def answer_requests(
         answer = await run.require(request, expires_in=expires_in)
         results[call.tool_call_id] = ToolFailed(str(answer.result)) if answer.is_error else answer.result
 
-    await _together([*((approve, call) for call in requests.approvals), *((execute, call) for call in requests.calls)])
+    await together([*map(approve, requests.approvals), *map(execute, requests.calls)])
     return requests.build_results(approvals=approvals, calls=results)
-
-
-async def _together(work: Sequence[tuple[Callable[[ToolCallPart], Coroutine[Any, Any, None]], ToolCallPart]]) -> None:
-    """Run all of them. The first error that is no signal is raised alone, or else the first signal of a run that waits:
-    pydantic-ai is not to see a group.
-    """
-    try:
-        async with anyio.create_task_group() as tasks:
-            for function, call in work:
-                tasks.start_soon(function, call)
-    except BaseExceptionGroup as group:
-        errors = list(_leaves(group))
-        raise next((error for error in errors if isinstance(error, Exception)), errors[0]) from None
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for part in error.exceptions:
-            yield from _leaves(part)
-    else:
-        yield error
 
 
 class RequestWaiter(ExternalEventWaiter):

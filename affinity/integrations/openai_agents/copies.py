@@ -1,0 +1,87 @@
+"""Copies of agents whose models, tools and guardrails are steps of a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agents import Agent, FunctionTool, GuardrailFunctionOutput, Handoff, Model, OutputGuardrail, RunConfig
+from agents.guardrail import InputGuardrail
+from agents.tool_context import ToolContext
+
+from affinity.integrations.agent_runs import StepOptions, ToolCall
+from affinity.integrations.openai_agents.models import DurableModel, DurableProvider
+from affinity.integrations.openai_agents.recording import StepsOfRun, arguments_of
+
+
+class AgentCopies:
+    """Copies of agents whose tools, guardrails and models are steps of a run."""
+
+    def __init__(self, run: StepsOfRun, steps: Mapping[str, StepOptions]) -> None:
+        self._run, self._steps = run, steps
+        self._known: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
+
+    def has(self, agent: object) -> bool:
+        """Return whether an agent is a copy."""
+        return any(copy is agent for _, copy in self._known.values())
+
+    def of(self, agent: Agent[Any]) -> Agent[Any]:
+        """Return the copy of an agent. Agents may hand over to each other in a circle."""
+        if id(agent) in self._known:
+            return self._known[id(agent)][1]
+        copy = agent.clone(
+            model=DurableModel(agent.model) if isinstance(agent.model, Model) else agent.model,
+            model_settings=agent.model_settings,
+            tools=[self._tool(tool) if isinstance(tool, FunctionTool) else tool for tool in agent.tools],
+            input_guardrails=[self._input_guardrail(each) for each in agent.input_guardrails],
+            output_guardrails=[self._output_guardrail(each) for each in agent.output_guardrails],
+        )
+        self._known[id(agent)] = (agent, copy)
+        copy.handoffs = [self.of(each) if isinstance(each, Agent) else self._handoff(each) for each in agent.handoffs]
+        return copy
+
+    def _handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
+        async def invoke(context: Any, arguments: str) -> Any:
+            return self.of(await handoff.on_invoke_handoff(context, arguments))
+
+        return replace(handoff, on_invoke_handoff=invoke)
+
+    def _tool(self, tool: FunctionTool) -> FunctionTool:
+        options = self._steps.get(tool.name, StepOptions())
+
+        async def invoke(context: ToolContext[Any], arguments: str) -> Any:
+            call = ToolCall(tool.name, context.tool_call_id, arguments_of(arguments))
+            return await self._run._call_tool(call, options, lambda: tool.on_invoke_tool(context, arguments))
+
+        return replace(tool, on_invoke_tool=invoke)
+
+    def _input_guardrail(self, guardrail: InputGuardrail[Any]) -> InputGuardrail[Any]:
+        name = guardrail.get_name()
+
+        async def check(context: Any, agent: Any, input: Any) -> GuardrailFunctionOutput:
+            return await self._run._check(name, lambda: called(guardrail.guardrail_function, context, agent, input))
+
+        return replace(guardrail, guardrail_function=check, name=name)
+
+    def _output_guardrail(self, guardrail: OutputGuardrail[Any]) -> OutputGuardrail[Any]:
+        name = guardrail.get_name()
+
+        async def check(context: Any, agent: Any, output: Any) -> GuardrailFunctionOutput:
+            return await self._run._check(name, lambda: called(guardrail.guardrail_function, context, agent, output))
+
+        return replace(guardrail, guardrail_function=check, name=name)
+
+
+def durable_config(config: RunConfig | None) -> RunConfig:
+    """Return the settings of a run whose models are steps."""
+    config = config or RunConfig()
+    model = DurableModel(config.model) if isinstance(config.model, Model) else config.model
+    return replace(config, model=model, model_provider=DurableProvider(config.model_provider))
+
+
+async def called(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, async or sync."""
+    found = function(*args)
+    return await found if inspect.isawaitable(found) else found

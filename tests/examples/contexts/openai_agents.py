@@ -1,0 +1,3 @@
+from agents import Agent
+
+agent = Agent(name="clerk")
