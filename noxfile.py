@@ -160,9 +160,11 @@ def floors(session: nox.Session) -> None:
     run_part(session, PART)
 
 
-@nox.session(tags=["others"])
+@nox.session
 def integrations(session: nox.Session) -> None:
-    """The tests of integrations with the oldest releases of their libraries; other tests have the newest."""
+    """The tests of integrations with the oldest releases of their libraries: in a workflow, and not in .ci/run, whose
+    tests have the newest.
+    """
     pins = {line.partition("==")[0]: line for line in (ROOT / OLDEST).read_text().split() if "==" in line}
     newest = [line for line in (ROOT / NEWEST).read_text().split() if line.partition("==")[0] not in pins]
     constraints = Path(session.create_tmp()) / "constraints.txt"
