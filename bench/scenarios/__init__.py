@@ -16,6 +16,7 @@ from bench.scenarios.fanout import fanout
 from bench.scenarios.fleet import fleet
 from bench.scenarios.flow import flow
 from bench.scenarios.idle import idle
+from bench.scenarios.langgraph import langgraph
 from bench.scenarios.limit import limit
 from bench.scenarios.memory import memory
 from bench.scenarios.order import order
@@ -57,6 +58,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "schedules": schedules,
     "steps": steps,
     "flow": flow,
+    "langgraph": langgraph,
     "fleet": fleet,
     "size": size,
     "console": console,

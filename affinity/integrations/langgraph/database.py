@@ -11,9 +11,10 @@ import re
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -116,9 +117,11 @@ class Database:
         self._lock = threading.Lock()
         self._drivers: list[_Driver] = []
         self._pool = ThreadPoolExecutor(connections, thread_name_prefix="affinity-langgraph")
+        self._finalizer = weakref.finalize(self, _close_all, self._pool, self._drivers)  # for who never calls `close`
 
     def run(self, function: Callable[[Connection], T], *, is_read: bool = False) -> T:
-        """Call the function in a transaction, on a thread of the pool. ``is_read``: it writes nothing.
+        """Call the function in a transaction, on a thread of the pool. ``is_read``: it writes nothing, and on
+        PostgreSQL each of its statements sees what is committed then.
 
         Raises:
             ProviderError: the database cannot be reached, or has refused a statement.
@@ -131,9 +134,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connections, when the calls under way have ended. Later calls raise ``RuntimeError``."""
-        self._pool.shutdown()
-        while self._drivers:
-            self._drivers.pop().close()
+        self._finalizer()
 
     def _call(self, function: Callable[[Connection], T], is_read: bool) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
@@ -174,6 +175,12 @@ class Database:
         with self._lock:
             self._drivers.remove(driver)
         driver.close()
+
+
+def _close_all(pool: ThreadPoolExecutor, drivers: list[_Driver]) -> None:
+    pool.shutdown()
+    while drivers:
+        drivers.pop().close()
 
 
 def _prepare(driver: _Driver) -> None:
@@ -288,7 +295,7 @@ class _Postgres:
 
     @contextmanager
     def transaction(self, *, is_read: bool = False) -> Iterator[None]:
-        with self._errors(), self._connection.transaction():
+        with self._errors(), nullcontext() if is_read else self._connection.transaction():
             yield
 
     def has_tables(self) -> bool:

@@ -13,6 +13,7 @@ and up to which entry of the journal the graph has been given the inputs (``affi
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 import anyio
@@ -110,8 +111,8 @@ class RunOptions(TypedDict, total=False):
     """Makes the request for an interrupt; by default `request_of`. Its field ``call_key``, if it has one, is set by
     `run_graph`; without it, give interrupts that wait together different contents.
     """
-    expires_in: float | None
-    """Seconds until a request counts as refused; None, the default: it waits forever."""
+    expires_in: float | timedelta | None
+    """Seconds, or a timedelta, until a request counts as refused; None, the default: it waits forever."""
     config: RunnableConfig
     """Of LangGraph, such as ``recursion_limit`` and ``callbacks``."""
     context: Any
@@ -350,7 +351,10 @@ def _is_answer(event: JournalEvent) -> bool:
 
 
 async def _ask(
-    run: WakeRun, asked: Mapping[str, tuple[Interrupt, int]], to_request: ToRequest, expires_in: float | None
+    run: WakeRun,
+    asked: Mapping[str, tuple[Interrupt, int]],
+    to_request: ToRequest,
+    expires_in: float | timedelta | None,
 ) -> dict[str, Any]:
     """Return the answers to interrupts, by their ids, when all are there; until then, this leaves the run's block."""
     answers: dict[str, Any] = {}

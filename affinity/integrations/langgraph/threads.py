@@ -116,14 +116,16 @@ def read(connection: Connection, place: Place, checkpoint_id: str | None) -> Row
     """Return a checkpoint, the newest one if no id is given. If it is not there, return how often the namespace was
     written.
 
-    The number of writes is as old as the checkpoint: what is written later makes the reader's token worthless.
+    The number of writes is never newer than the rest: what is written later makes the reader's token worthless. It is
+    read with a checkpoint in one statement. Where there is none, it is read before the last look for one.
     """
-    name = "latest" if checkpoint_id is None else "one"
-    rows = connection.fetch(name, {**place.parameters, "checkpoint": checkpoint_id})
-    if rows:
-        return _row(connection, rows[0])
-    found = connection.fetch("writes_so_far", place.parameters)
-    return int(found[0][0]) if found else 0
+    name, given = "latest" if checkpoint_id is None else "one", {**place.parameters, "checkpoint": checkpoint_id}
+    writes = 0
+    if not (rows := connection.fetch(name, given)):
+        found = connection.fetch("writes_so_far", place.parameters)
+        writes = int(found[0][0]) if found else 0
+        rows = connection.fetch(name, given)
+    return _row(connection, rows[0]) if rows else writes
 
 
 def last_run(connection: Connection, place: Place, run_id: str) -> tuple[str, Stored] | None:

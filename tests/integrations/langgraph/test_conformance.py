@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +21,9 @@ from langgraph.checkpoint.conformance.capabilities import (
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
 from langgraph.checkpoint.serde.types import INTERRUPT
 
-from affinity.errors import InvalidId, InvalidOptions, InvalidUrl
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict
+from affinity.errors import ConnectionLost, InvalidId, InvalidOptions, InvalidUrl, SchemaMismatch
+from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database
+from tests.conftest import Servers
 
 pytestmark = pytest.mark.anyio
 
@@ -176,3 +180,46 @@ def test_misuse_is_refused(url: str, saver: AffinitySaver) -> None:
         AffinitySaver(url, connections=0)
     with pytest.raises(InvalidUrl):
         AffinitySaver("mysql://localhost/x")
+
+
+def test_a_saver_that_nobody_closes_closes_its_connections_itself(url: str) -> None:
+    """A graph of a module lives as long as its program."""
+    saver = AffinitySaver(url)
+    saver.setup()
+    drivers = saver._database._drivers
+    assert len(drivers) == 1
+    del saver
+    gc.collect()
+    assert drivers == []
+
+
+async def test_tables_of_a_later_release_are_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written to them."""
+    with AffinitySaver(url) as saver:
+        await saver.asetup()
+    monkeypatch.setattr(database, "VERSION", 0)
+    with (
+        AffinitySaver(url) as saver,
+        pytest.raises(SchemaMismatch, match="version 1, and this release knows version 0"),
+    ):
+        put(saver, str(uuid4()))
+
+
+def test_savers_that_start_together_make_the_tables_once(tmp_path: Path, servers: Servers) -> None:
+    """On a database without them."""
+    server = servers.server("new")
+    name = server.create_database()
+    for place in (f"sqlite:///{tmp_path / 'new.db'}", server.url(name)):
+        savers = [AffinitySaver(place) for _ in range(6)]
+        with ThreadPoolExecutor(len(savers)) as pool:
+            made = [*pool.map(lambda saver: put(saver, str(uuid4())), savers)]
+        assert {*ids(list(savers[0].list(None)))} == {*made}
+        for saver in savers:
+            saver.close()
+    server.drop_database(name)
+
+
+def test_a_database_that_is_not_there_is_an_error_of_a_provider(tmp_path: Path) -> None:
+    for place in (f"sqlite:///{tmp_path / 'missing' / 'x.db'}", "postgresql://u@127.0.0.1:9/x"):
+        with AffinitySaver(place) as saver, pytest.raises(ConnectionLost):
+            saver.get_tuple(generate_config("t"))

@@ -17,8 +17,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
 
 from affinity.errors import AffinityError, ConnectionLost
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database
-from affinity.integrations.langgraph.fence import TOKEN
+from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database, threads
+from affinity.integrations.langgraph.fence import TOKEN, Place, Token
 from tests.integrations.langgraph.graphs import Log, chain, line, says, thread
 
 pytestmark = pytest.mark.anyio
@@ -132,6 +132,38 @@ class Together:
         view = copy.copy(saver)
         view.__class__ = Reading
         return view
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_what_is_written_while_a_run_reads_an_empty_thread_is_found_or_fences_it(
+    saver: AffinitySaver, other: AffinitySaver, place: int
+) -> None:
+    """Between any two statements of the read."""
+    name = str(uuid4())
+    made = generate_checkpoint()
+
+    class Interleaved:
+        def __init__(self, connection: Any) -> None:
+            self.connection, self.left = connection, place
+
+        def fetch(self, *given: Any) -> Any:
+            found = self.connection.fetch(*given)
+            self.left -= 1
+            if self.left == 0:
+                other.put(generate_config(name), made, generate_metadata(), {})
+            return found
+
+    def read(connection: Any) -> Any:
+        return threads.read(Interleaved(connection), Place(name, ""), None)
+
+    found = saver._database.run(read, is_read=True)
+    if isinstance(found, threads.Row):
+        assert found.checkpoint_id == made["id"]
+    else:
+        token = Token.new(Place(name, ""), found)
+        with pytest.raises(ThreadConflict):
+            saver._database.run(lambda connection: saver._fence.claim(connection, token))
+    assert [each.checkpoint["id"] for each in saver.list(generate_config(name))] == [made["id"]]
 
 
 def test_sync_runs_are_fenced_too(saver: AffinitySaver, other: AffinitySaver) -> None:
