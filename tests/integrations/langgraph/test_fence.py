@@ -154,7 +154,8 @@ def test_what_is_written_while_a_run_reads_an_empty_thread_is_found_or_fences_it
             return found
 
     def read(connection: Any) -> Any:
-        return threads.read(Interleaved(connection), Place(name, ""), None)
+        interleaved: Any = Interleaved(connection)
+        return threads.read(interleaved, Place(name, ""), None)
 
     found = saver._database.run(read, is_read=True)
     if isinstance(found, threads.Row):
