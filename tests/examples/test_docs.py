@@ -307,7 +307,8 @@ def test_names_of_the_public_objects_exist() -> None:
         "label",
         "db",
         "providers",
-    }  # of log records; a logger; a file; entry points
+        "integrations",
+    }  # of log records; a logger; a file; entry points; a package that is imported by its modules
     names = {
         "affinity": {*dir(affinity), *others},
         "app": attributes(affinity.App),
