@@ -102,8 +102,9 @@ class AgUiRoutes:
 
     async def _say(self, request: Request, access: ChatAccess, body: RunInput, message: RunMessage) -> Response:
         check_action(access, "converse")
+        event = UserMessage(_content(message))
         talk = await self._service.open(request, access, body.threadId)
-        event, is_whole = UserMessage(_content(message)), await _is_known(talk, message.id)
+        is_whole = await _is_known(talk, message.id)
         sent = Input(int(await talk.send(event, event_id=message.id)), message.id)
         return self._stream(_Run(talk=talk, name=body.runId, inputs=[sent], is_whole=is_whole))
 

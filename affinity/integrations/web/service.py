@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeAlias
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from affinity import Client, ConversationHandle, errors
@@ -76,10 +77,12 @@ class ChatService:
         """Return the access of the user, who may do this.
 
         Raises:
-            Refused: the user may not, or the function that says so has failed.
+            Refused: the user may not, or the function that says so has failed; its ``HTTPException`` is the answer.
         """
         try:
             access: object = await call_here(self._access, request)
+        except HTTPException as error:  # how Starlette and FastAPI ask for a login
+            raise Refused(error.status_code, error.detail, error.headers) from None
         except Exception as error:
             logger.error("the function access of this chat has failed: %s", redacted(error))  # noqa: TRY400 -- redacted
             raise Refused(500, "the access of this request is not known: see the log") from None

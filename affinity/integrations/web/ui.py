@@ -69,8 +69,10 @@ class UiRoutes:
             return await self._try_again(await self._service.known(request, access, post.id))
         if message.role == "user":
             check_action(access, "converse")
+            event = _message_of(message)
             talk = await self._service.open(request, access, post.id)
-            return self._stream(talk, [await _say(talk, message)], UiChunks(show_errors=self._service.show_errors))
+            sent = Input(int(await talk.send(event, event_id=message.id)), message.id)
+            return self._stream(talk, [sent], UiChunks(show_errors=self._service.show_errors))
         if message.role != "assistant" or not (answers := answers_in(message)):
             raise Refused(422, "the last message is not of the user, and has no answer to a request")
         check_action(access, "answer")
@@ -224,9 +226,12 @@ def _ended_by(error: errors.AffinityError, *, show_errors: bool) -> Iterator[Chu
         yield {"type": "error", "errorText": problem_for_reader(error, show_errors=show_errors)}
 
 
-async def _say(talk: ConversationHandle, message: Message) -> Input:
-    """Send a message of the user, under the id that the browser has given it."""
+def _message_of(message: Message) -> UserMessage:
+    """Return a message of the user.
+
+    Raises:
+        InvalidInput: it has no id, or something else than text and files.
+    """
     if not message.id:
         raise errors.InvalidInput("the message has no id: by its id it is one message, however often it is sent")
-    content = content_of([part.model_dump() for part in message.parts])
-    return Input(int(await talk.send(UserMessage(content), event_id=message.id)), message.id)
+    return UserMessage(content_of([part.model_dump() for part in message.parts]))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import anyio
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import affinity
@@ -143,6 +144,8 @@ app.include(others)
 def access(request: Request) -> ChatAccess:
     """The user is in a header; without one, all may do all."""
     user = request.headers.get("x-user")
+    if user == "nobody":
+        raise HTTPException(401, "log in", {"www-authenticate": "Basic"})
     if user == "broken":
         raise RuntimeError(SECRET)
     if user == "reader":

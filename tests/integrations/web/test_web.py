@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from affinity import Client, Worker
 from affinity.conversation import UserMessage
-from affinity.errors import InvalidInput, InvalidOptions
+from affinity.errors import InvalidInput, InvalidOptions, UnknownConversation
 from affinity.integrations.web import MAY_ALL, MAY_CHAT, MAY_READ, ChatAccess, create_chat
 from affinity.integrations.web.turns import Place, read_place
 from affinity.limits import MAX_REQUEST_BYTES
@@ -311,6 +311,19 @@ async def test_what_a_user_may_not_is_refused(http: httpx.AsyncClient) -> None:
     broken = await http.get("/api/chat/ann/messages", headers={"x-user": "broken"})
     assert broken.status_code == 500
     assert SECRET not in broken.text
+    nobody = await http.get("/api/chat/ann/messages", headers={"x-user": "nobody"})
+    assert (nobody.status_code, nobody.json()) == (401, {"error": "log in"})
+    assert nobody.headers["www-authenticate"] == "Basic"
+
+
+async def test_a_message_that_is_refused_begins_no_conversation(http: httpx.AsyncClient, client: Client) -> None:
+    ann = {"x-user": "ann"}
+    wrong = {"id": "m", "role": "user", "parts": [{"type": "source-url"}]}
+    assert (await http.post("/api/chat", json={"id": "c1", "messages": [wrong]}, headers=ann)).status_code == 422
+    run = {"threadId": "c1", "runId": "r", "messages": [{"id": "m", "role": "user", "content": ""}]}
+    assert (await http.post("/api/chat/ag-ui", json=run, headers=ann)).status_code == 422
+    with pytest.raises(UnknownConversation):
+        await client.get_conversation("c1")
 
 
 def test_actions_that_do_not_exist_are_refused() -> None:
