@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -41,3 +43,11 @@ def test_the_plain_one_runs(tmp_path: Path) -> None:
     """tests/examples/test_snippets.py runs the durable one, which a page shows: it prints the same."""
     printed = Fork(run_program, str(EXAMPLES / "langgraph_plain.py"), folder=tmp_path).output()
     assert printed == "{'may I': 'refund', 'cents': 5000}\nDone: 5000 cents are on their way.\n"
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    program = "import sys; sys.modules['langgraph'] = None; import affinity.integrations.langgraph"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=100)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: affinity.integrations.langgraph needs LangGraph: pip install 'affinity-workflows[langgraph]'"
+    )
