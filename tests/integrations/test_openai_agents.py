@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from difflib import unified_diff
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -27,13 +28,14 @@ from agents import (
     handoff,
 )
 from agents.exceptions import InputGuardrailTripwireTriggered
-from agents.memory import SessionSettings
+from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from pydantic import BaseModel
 
 import affinity
 from affinity import Client, Wake
 from affinity.conversation import (
     AgentMessage,
+    DefineOutcome,
     Reply,
     ReplyItem,
     Retracted,
@@ -197,6 +199,32 @@ async def test_a_session_is_a_list_of_items() -> None:
         await session.add_items([object()])  # type: ignore[list-item]
 
 
+async def test_the_sdk_compacts_a_session(server: str | None) -> None:
+    """What the compaction leaves is what commits."""
+    shop = Shop(["hello"])
+    kind = affinity.Conversations(OpenAIState, kind="compacted")
+    short: Any = {"role": "user", "content": "in short"}
+
+    class Responses:
+        async def compact(self, **given: Any) -> Any:
+            return SimpleNamespace(output=[short], usage=None)
+
+    client: Any = SimpleNamespace(responses=Responses())
+
+    @kind.on_wake
+    async def respond(wake: Wake, state: OpenAIState) -> None:
+        inner = StateSession(wake.conversation_id, state)
+        session = OpenAIResponsesCompactionSession("s", inner, client=client)
+        async with openai_run(wake) as run:
+            result = await run.run(shop.agent, run.prompt, session=session)
+            await session.run_compaction({"force": True, "compaction_mode": "input"})
+            wake.append(AgentMessage(str(result.final_output)))
+
+    async with talk_to(server, kind) as (env, talk):
+        assert (await talk.ask(UserMessage("go"))).text == "hello"
+        assert (await state_of(env)).items == [short]
+
+
 # -- people
 
 
@@ -283,6 +311,17 @@ async def test_messages_that_come_while_it_waits_are_read_next(server: str | Non
         prompts = [item["content"] for item in state.items if item.get("role") == "user"]
         assert prompts == ["first", "second\nthird"]
         assert (state.waiting, state.is_paused) == ([], False)
+
+
+async def test_a_run_that_is_gone_does_not_begin_anew_without_a_message() -> None:
+    shop = Shop(REFUND)
+    kind = shop.conversations()
+    async with talk_to(None, kind) as (env, talk):
+        async with kind.open("c", store=env.client.session_store) as state:
+            state.is_paused = True
+        assert (await talk.ask(DefineOutcome("all is paid back"))).text == ""
+        assert shop.model.calls == {}
+        assert (await talk.ask(UserMessage("go"))).requires_action
 
 
 # -- streams

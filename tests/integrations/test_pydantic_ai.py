@@ -31,6 +31,7 @@ from affinity import Client, Wake
 from affinity.conversation import (
     AgentMessage,
     CustomToolUse,
+    DefineOutcome,
     Reply,
     ReplyItem,
     Retracted,
@@ -364,6 +365,17 @@ async def test_a_wait_for_an_external_event(server: str | None, crash: bool, out
             await resolve_token(env.client, kind, token, {})
         with pytest.raises(InvalidInput):
             await resolve_token(env.client, kind, "nothing", {})
+
+
+async def test_a_run_that_is_gone_does_not_begin_anew_without_a_message() -> None:
+    shop = Shop(REFUND)
+    kind = shop.conversations()
+    async with talk_to(None, kind) as (env, talk):
+        async with kind.open("c", store=env.client.session_store) as state:
+            state.is_paused = True
+        assert (await talk.ask(DefineOutcome("all is paid back"))).text == ""
+        assert shop.model.calls == {}
+        assert (await talk.ask(UserMessage("go"))).requires_action
 
 
 # -- streams

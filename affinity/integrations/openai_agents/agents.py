@@ -73,6 +73,8 @@ def openai_conversations(
     async def respond(wake: Wake, state: OpenAIState) -> None:
         async def answer(inputs: Sequence[tuple[int, str]]) -> RecordedRun:
             async with openai_run(wake, transcript=transcript, inputs=inputs) as run:
+                if not run.numbers:  # the run that waited is gone, such as by an import without it
+                    return run
                 result = await run.run(
                     agent,
                     run.prompt,

@@ -71,6 +71,8 @@ def agent_conversations(
     async def respond(wake: Wake, state: AgentState) -> None:
         async def answer(inputs: Sequence[tuple[int, str]]) -> RecordedRun:
             async with agent_run(wake, transcript=transcript, inputs=inputs) as run:
+                if not run.numbers:  # the run that waited is gone, such as by an import without it
+                    return run
                 given = {} if deps is None else {"deps": await _deps_of(deps, wake)}
                 before = state.conversation or Conversation(conversation_id=wake.conversation_id)
                 result = await agent.run(run.prompt, conversation=before, **given)
