@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bench.measures import Report
 from bench.run import Run
+from bench.scenarios.ask import ask
 from bench.scenarios.backlog import backlog
 from bench.scenarios.console import console
 from bench.scenarios.conversation import conversation
@@ -54,6 +55,7 @@ SCENARIOS: dict[str, Callable[[Run], Report]] = {
     "order": order,
     "tags": tags,
     "conversation": conversation,
+    "ask": ask,
     "crowd": crowd,
     "schedules": schedules,
     "steps": steps,

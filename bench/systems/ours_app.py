@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, Conversations, OrchestrationContext, Sessions, Wake
 from affinity.conversation import AgentMessage, JournalEvent, UserMessage
+from bench.ask_peers import STATE, answer_to
 from bench.chats import Chat
 from bench.tracing import start_if_enabled
 from bench.work import Stamp, stamp
@@ -243,6 +244,32 @@ async def respond(wake: Wake, talker: Talker) -> None:
 
 talking.include(talks)
 talking.include(app)
+
+
+class Asked(BaseModel):
+    """State of a chat: as much as its peers keep."""
+
+    answers: int = 0
+    filler: str = ""
+
+
+asking = App("bench-asking")
+"""Its conversations answer: see `bench.scenarios.ask`."""
+
+asked = Conversations[Asked](Asked, kind="asked", max_sessions=IN_MEMORY)
+
+
+@asked.on_wake
+async def answer(wake: Wake, chat: Asked) -> None:
+    """Answers each question, and writes its state."""
+    for event in wake.events:
+        if isinstance(event, UserMessage):
+            wake.append(AgentMessage(answer_to(event.text, chat.answers)))
+            chat.filler = f"{chat.answers}{STATE}"
+            chat.answers += 1
+
+
+asking.include(asked)
 
 foreign = App("bench-foreign")
 """Of a worker that holds sessions of others and must not run their turns."""
