@@ -59,7 +59,8 @@ def operator_server(
         client: an open client. What its role of the database may not do, no tool does.
         allow: what the assistant may do. By default it only looks.
         user: by whom the actions are in the audit log. By default the user of the operating system.
-        hide_payloads: show no values of the application: inputs, results, messages, texts of errors.
+        hide_payloads: show no values of the application: inputs, results, messages, texts of errors, and no sentences
+            of reasons, which may quote one: their codes stay.
 
     Raises:
         InvalidOptions: ``allow`` has something else.
@@ -147,7 +148,10 @@ class _Looks:
                 for one in requests.items
             ],
             "suspended": [{"instance_id": one.instance_id, "name": one.name} for one in suspended.items],
-            "unserved": [{"count": one.count, "why": one.sentence, "since": one.since} for one in unserved],
+            "unserved": [
+                {"count": one.count, "code": one.code, "why": self._shown(one.sentence), "since": one.since}
+                for one in unserved
+            ],
             "has_more": requests.next is not None or suspended.next is not None,
         }
 
@@ -158,7 +162,8 @@ class _Looks:
         return {
             "instance_id": instance_id,
             "status": found.status,
-            "waits_for": None if explanation is None else explanation.sentence,
+            "code": None if explanation is None else explanation.code,
+            "waits_for": None if explanation is None else self._shown(explanation.sentence),
             "error": None if found.error is None else self._shown(f"{found.error.type}: {found.error.message}"),
         }
 

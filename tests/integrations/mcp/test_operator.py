@@ -7,8 +7,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import click
 import mcp
 import pytest
 from mcp import StdioServerParameters
@@ -17,7 +18,8 @@ import affinity
 from affinity import Wake
 from affinity.conversation import AgentMessage, ConfirmationAnswer, ToolConfirmation, ToolResult, ToolUse, UserMessage
 from affinity.errors import InvalidOptions
-from affinity.integrations.mcp import operator_server
+from affinity.integrations.command import mcp as command
+from affinity.integrations.mcp import OperatorAction, operator_server
 from tests.conversation.application import Chat, Stage, stage
 from tests.support.waiting import until
 
@@ -136,6 +138,8 @@ async def test_without_payloads_no_tool_has_a_value(url: str) -> None:
             ("errors", {}),
         ):
             assert MARK not in json.dumps(await call(client, tool, **arguments)), tool
+        why = await call(client, "why", instance_id="waits")  # a sentence may quote the text of an error
+        assert (why["code"], why["waits_for"]) == ("event", "(hidden)")
 
 
 async def test_actions_are_there_where_they_are_allowed_and_are_audited(url: str) -> None:
@@ -183,6 +187,12 @@ async def test_what_is_no_action_is_refused(sqlite_url: str, allow: Any) -> None
     async with affinity.Client(sqlite_url) as client:
         with pytest.raises(InvalidOptions, match="allow"):
             operator_server(client, allow=allow)
+
+
+def test_the_command_knows_all_actions() -> None:
+    """It lists them without the library, for its help."""
+    choices = [each.type.choices for each in command.params if isinstance(each.type, click.Choice)]
+    assert choices == [("all", *get_args(OperatorAction))]
 
 
 async def test_the_command_serves_them(tmp_path: Path) -> None:
