@@ -341,6 +341,8 @@ class Attempt(Generic[S]):
         outcome["attempt"], outcome["read"] = self.number, self.read
         if pause is not None:
             outcome["retry_after"], outcome["elapsed"] = pause, self.elapsed
+        elif self.work.more:
+            outcome["more"] = True  # announced before this wake began
         return outcome
 
     @property

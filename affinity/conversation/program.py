@@ -460,7 +460,8 @@ class Program:
         self._keep(outcome, "delegations", "children")
         # Signals that came during the wake, of inputs that it was given, begin no other wake.
         read = outcome.get("read", self.signalled)
-        self._set_due(outcome, self.announced > read or (self.is_resumed and self.signalled > read))
+        is_behind = self.announced > read or (self.is_resumed and self.signalled > read)
+        self._set_due(outcome, outcome.get("more", False) or is_behind)
 
     def _set_due(self, outcome: WakeOutcome, is_due: bool) -> None:
         later = outcome.get("next_due")

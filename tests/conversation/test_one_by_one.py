@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 
 import affinity
 from affinity import RetryPolicy, Wake
-from affinity.conversation import AgentMessage, ChildEnded, UserInterrupt, UserMessage
+from affinity.conversation import AgentMessage, ChildEnded, ConversationLimits, UserInterrupt, UserMessage
 from affinity.errors import StepFailed, WakeFailed, WakeMisuse
 from affinity.testing import Env
 from tests.conversation.application import Chat, Stage, make, stage, status, until
@@ -96,6 +97,42 @@ async def test_good_ones_get_their_replies(url: str, texts: Sequence[str], retry
         assert gate.wakes[1 : 1 + retry.max_attempts] == [texts] * retry.max_attempts
         assert (await on.talk().ask(UserMessage("later"), timeout=30)).text == "re: later"
         assert len(await on.talk().dead_letters()) == len(texts) - len(good)
+
+
+async def _has_heard(on: Stage, number: int) -> bool:
+    """Whether the conversation's instance has taken the signal of an input."""
+    return any(each.fields.get("data") == {"type": "wake", "seq": number} for each in await on.client.history("c"))
+
+
+@pytest.mark.parametrize("retry", [ONCE, TWICE])
+async def test_what_came_while_others_were_tried_has_its_wake(url: str, retry: RetryPolicy) -> None:
+    """Its signal came before the wake that fails for good as the last one."""
+    late: list[int] = []
+
+    class Sending(Gate):
+        async def take(self, wake: Wake, chat: Chat, text: str) -> None:
+            if len(wake.events) == 1 and text == "a":
+                late.append(await on.talk().send(UserMessage("late")))
+                await until(partial(_has_heard, on, late[0]))
+            await super().take(wake, chat, text)
+
+    gate = Sending()
+    async with stage(url, gate.handle, retry=retry) as on:
+        numbers = await _send_together(on, gate, ["a", "bad"])
+        assert await _ends(on, numbers) == ["re: a", "cannot read bad"]
+        assert await _ends(on, late) == ["re: late"]
+        assert [each.event for each in await on.talk().dead_letters()] == [UserMessage("bad")]
+
+
+@pytest.mark.parametrize("bound", [1, 2])
+async def test_what_did_not_fit_into_a_wake_that_fails_has_its_own(url: str, bound: int) -> None:
+    """All came before the first of these wakes began: no later signal announces the rest."""
+    gate = Gate()
+    async with stage(url, gate.handle, retry=ONCE, limits=ConversationLimits(inputs=bound)) as on:
+        ends = await _ends(on, await _send_together(on, gate, ["bad 1", "bad 2", "a", "bad 3"]))
+        assert ends == ["cannot read bad 1", "cannot read bad 2", "re: a", "cannot read bad 3"]
+        assert await on.talk().status() == "failed"
+        assert len(await on.talk().dead_letters()) == 2
 
 
 async def test_an_error_that_is_not_retried_too(url: str) -> None:
