@@ -32,6 +32,9 @@ _SHOWN_BITS: Final = 128
 MAX_ID_BYTES: Final = 256
 """UTF-8 bytes of an instance, session, worker id or a registered name: fits an index row with room for two of them."""
 
+MAX_PROJECT_NAME: Final = 64
+"""Characters of a project of ``affinity init``: names of files and of a kind of conversations are made from it."""
+
 MAX_SCHEMA_BYTES: Final = 16 * 1024
 """UTF-8 bytes of the JSON Schema of an input or event that a worker registers: a larger one is left out."""
 

@@ -1,4 +1,4 @@
-"""``affinity dev``: a worker that starts again when the code changes.
+"""``affinity dev``: a worker that starts again when the code changes or it is killed, and the console beside it.
 
 The worker is a process of its own, as is the check of new code, so that each has the code as it is in the files. Both
 are in process groups of their own: Ctrl-C at the terminal comes here only.
@@ -7,11 +7,15 @@ are in process groups of their own: Ctrl-C at the terminal comes here only.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -21,11 +25,17 @@ from anyio.abc import Process
 
 from affinity.cli.help import FAILED, NO_DATABASE, UNKNOWN
 from affinity.cli.output import counted
-from affinity.cli.shell import Shell, command
+from affinity.cli.shell import Shell, command, current_user
+from affinity.errors import InvalidOptions
 from affinity_workflows import SIGNALLED
 
 POLL_SECONDS: Final = 0.3
 """Between two looks at the files. A change is complete when the next look finds no other one."""
+
+CONSOLE: Final = ("jinja2", "starlette", "uvicorn")
+"""What the extra ``console`` installs."""
+
+NO_CONSOLE: Final = "the console is not installed: pip install 'affinity-workflows[console]'"
 
 SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
 
@@ -35,8 +45,13 @@ Files: TypeAlias = Mapping[str, tuple[int, int]]
 
 @command()
 @click.argument("target", metavar="MODULE:APP")
-def dev(shell: Shell, *, target: str) -> None:
+@click.option("--console/--no-console", default=None, help="Show the console beside it  [default: if it is installed]")
+def dev(shell: Shell, *, target: str, console: bool | None) -> None:
     """Run a worker for development: it starts again when a Python file below the working directory changes.
+
+    It prints the address of a console, with a token that works once, on this machine. There you may do everything, and
+    a button kills the worker with SIGKILL: another one starts, and continues its work. The console needs an extra: pip
+    install 'affinity-workflows[console]'.
 
     Before new code starts, all open instances are replayed against it, and the instances are listed that it would
     suspend. Then the running activities of the old worker end (AFFINITY_DRAIN_TIMEOUT), and the new one starts. Code
@@ -47,10 +62,16 @@ def dev(shell: Shell, *, target: str) -> None:
 
     Examples:
       affinity dev support:app
+      affinity dev support:app --no-console
       AFFINITY_LOG_LEVEL=debug affinity dev support:app --url sqlite:///dev.db
     """
+    is_installed = all(map(find_spec, CONSOLE))
+    if console and not is_installed:
+        raise InvalidOptions(NO_CONSOLE)
+    if console is None and not is_installed:
+        _say(NO_CONSOLE)
     running = DevWorker(target, shell.url)
-    ended_by = anyio.run(running.run)
+    ended_by = anyio.run(partial(running.run, console=is_installed and console is not False))
     shell.show({"signal": ended_by.name, "starts": running.starts}, lambda: None)
     if ended_by is signal.SIGINT:
         click.get_current_context().exit(SIGNALLED + ended_by)
@@ -66,19 +87,24 @@ class DevWorker:
 
     def __init__(self, target: str, url: str) -> None:
         self._target, self._url = target, url
+        # A start under the name of a killed worker has its sessions without waiting for the end of its lease.
+        self._name = os.environ.get("AFFINITY_WORKER_NODE_ID") or f"dev-{secrets.token_hex(4)}"
         self._worker: Process | None = None
         self.starts: int = 0
         """Starts of the worker."""
 
-    async def run(self) -> signal.Signals:
-        """Run until a signal comes, and the worker has ended; returns the signal."""
+    async def run(self, *, console: bool) -> signal.Signals:
+        """Run until a signal comes, and the worker has ended; returns the signal. With ``console``, serve it too."""
         received: list[signal.Signals] = []
         watching = anyio.CancelScope()
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._receive, signals, received, watching)
-                with watching:
-                    await self._follow()
+                async with self._console() if console else nullcontext() as address:
+                    if address is not None:
+                        _say(f"the console: {address}")
+                    with watching:
+                        await self._follow()
                 await self._end()
                 tasks.cancel_scope.cancel()
         return received[0]
@@ -92,8 +118,22 @@ class DevWorker:
             received.append(number)
             watching.cancel()
 
+    def _console(self) -> AbstractAsyncContextManager[str]:
+        # By its name, as commands are loaded: an extra, which is above the command line.
+        found: AbstractAsyncContextManager[str] = import_module("affinity.console.dev").serve_dev(
+            self._url, self._kill, current_user()
+        )
+        return found
+
+    def _kill(self) -> bool:
+        """Kill the worker; False: none runs."""
+        if not self._is_running():
+            return False
+        self._send(signal.SIGKILL)
+        return True
+
     async def _follow(self) -> None:
-        """Start the worker, and again with each change."""
+        """Start the worker, and again with each change, and when it was killed."""
         seen: Files | None = None
         ended: Process | None = None  # the worker whose end was shown
         while True:
@@ -105,7 +145,11 @@ class DevWorker:
                 await self._start()
             elif self._worker is not ended and not self._is_running():
                 ended = self._worker
-                _say("the worker has ended: waiting for a change")
+                if ended is not None and ended.returncode == -signal.SIGKILL:
+                    _say("the worker was killed: another one starts")
+                    await self._open()
+                else:
+                    _say("the worker has ended: waiting for a change")
             await anyio.sleep(POLL_SECONDS)
 
     async def _start(self) -> None:
@@ -115,6 +159,9 @@ class DevWorker:
         if self._is_running():
             _say("the running work of the old worker ends")
         await self._end()
+        await self._open()
+
+    async def _open(self) -> None:
         with anyio.CancelScope(shield=True):  # there is no process without its place in `_worker`
             self._worker = await anyio.open_process(self._command("worker"), stdout=None, stderr=None, **self._options)
         self.starts += 1
@@ -149,7 +196,11 @@ class DevWorker:
     @property
     def _options(self) -> dict[str, Any]:
         # A compiled file is of a second and a size, which two versions of a source may have.
-        environment = os.environ | {"AFFINITY_URL": self._url, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {
+            "AFFINITY_URL": self._url,
+            "AFFINITY_WORKER_NODE_ID": self._name,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         return {"stdin": subprocess.DEVNULL, "env": environment, "start_new_session": True}
 
 

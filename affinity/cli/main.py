@@ -66,7 +66,8 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "quotas": ("cluster.quotas", "Show or set the limits of the database."),
     },
     "Develop": {
-        "dev": ("dev.dev", "Run a worker that starts again when the code changes."),
+        "init": ("affinity.init.command.init", "Write a small project to begin with: a module, a test, a Dockerfile."),
+        "dev": ("dev.dev", "Run a worker that starts again when the code changes, and a console."),
         "replay": ("replay.replay", "Check that code fits the histories of instances."),
         "demo": ("affinity.demo.command.demo", "Replay real conversations, kill a worker, verify the result."),
     },

@@ -17,6 +17,7 @@ gantt         the time axis of an instance, or of a wake
 streams       what wakes say, as it comes
 recent        one read for all browsers that look at the same page
 serving       the command: addresses, logins
+dev           the console of `affinity dev`, with a button that kills the worker
 ============  ==============================================================================================
 """
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from affinity.audit import acting_where_kept, record_refusal
@@ -38,14 +39,18 @@ class Verb:
     leads: bool = False  # to the instance whose id is the outcome
 
 
-async def do(client: Client, name: str, form: Form, access: Access) -> str:
-    """Do what a form asks for. Returns the address of the page that is shown then, below the console's prefix.
+NO_VERBS: Final[Mapping[str, Verb]] = MappingProxyType({})
+
+
+async def do(client: Client, name: str, form: Form, access: Access, own_verbs: Mapping[str, Verb] = NO_VERBS) -> str:
+    """Do what a form asks for: one of `verbs`, or of ``own_verbs``, which only this console has. Returns the address of
+    the page that is shown then, below the console's prefix.
 
     Raises:
         Refused: there is no such action, the user may not, or the name was not repeated.
         AffinityError: the client refuses.
     """
-    verb = verbs().get(name)
+    verb = own_verbs.get(name) or verbs().get(name)
     if verb is None:
         raise Refused(404, "there is no such action")
     with acting_where_kept(client, access.user, source="console"):

@@ -26,7 +26,7 @@ from affinity import errors
 from affinity.async_block import ClosedBlock
 from affinity.composed.client import Client
 from affinity.console.access import Access, AccessFunction, read_only
-from affinity.console.actions import do
+from affinity.console.actions import NO_VERBS, Verb, do
 from affinity.console.callbacks import call_async, check_result
 from affinity.console.links import Links
 from affinity.console.pages import Page, check_views, menu, pages, waiting
@@ -129,8 +129,9 @@ class Console(ClosedBlock):
         origins: Collection[str],
         links: Links,
         views: Mapping[str, str],
+        own_verbs: Mapping[str, Verb] = NO_VERBS,
     ) -> None:
-        self._links, self._views = links, views
+        self._links, self._views, self._own_verbs = links, views, own_verbs
         self._database, self._access, self._redact, self._origins = database, access, redact, origins
         self._opening = asyncio.Lock()
         self._client: Client | None = None if isinstance(database, str) else database
@@ -265,6 +266,7 @@ class Console(ClosedBlock):
             "token": token_of(secret),
             "links": self._links.of,
             "views": self._views,
+            "own_verbs": self._own_verbs,
             "waiting": read.waiting,
             "made_at": made_at,
         }
@@ -334,7 +336,7 @@ class Console(ClosedBlock):
         """Do what a form asks for, and show the page that it came from."""
         access = await self._allowed(request)
         form = await read_form(request, self._origins)
-        back = await do(await self._open(), request.path_params["action"], form, access)
+        back = await do(await self._open(), request.path_params["action"], form, access, self._own_verbs)
         self._recent.clear()
         self._waiting.clear()
         path, _, query = back.partition("?")

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from affinity.cli.dev import find_files
-from affinity.cli.help import INTERRUPTED
-from tests.cli.conftest import document, launch, succeed
+from affinity.cli.help import INTERRUPTED, MISUSED
+from tests.cli.conftest import document, launch, refused, run, succeed
 from tests.support.worker_processes import PATIENCE
 
 APP = """
@@ -51,7 +51,7 @@ async def patient(ctx: affinity.OrchestrationContext) -> str:
 """
 STARTED = "running app"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow_cases("^(?!test_without_the_console)")
 
 
 def write(version: str, wait: str = "go") -> None:
@@ -172,7 +172,7 @@ def test_it_waits_for_code_that_starts(dev: Callable[[], Dev]) -> None:
     write("one")
     running.until(STARTED)
     (worker,) = psutil.Process(running.process.pid).children()
-    worker.kill()
+    worker.terminate()
     running.until("the worker has ended: waiting for a change")
     write("two")
     running.until(STARTED)
@@ -216,9 +216,46 @@ def test_a_script_is_shown_how_it_ended(directory: Path) -> None:
     assert json.loads(stdout) == {"signal": "SIGTERM", "starts": 1}
 
 
+@pytest.fixture
+def without_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extra is not installed; the worker ends at once."""
+
+    async def run(self: object, *, console: bool) -> signal.Signals:
+        assert not console
+        return signal.SIGTERM
+
+    monkeypatch.setattr("affinity.cli.dev.find_spec", lambda name: None)
+    monkeypatch.setattr("affinity.cli.dev.DevWorker.run", run)
+
+
+def test_without_the_console_it_says_how_to_install_it(directory: Path, without_console: None) -> None:
+    said = run("dev", "shop:app").stderr
+    assert said == "dev: the console is not installed: pip install 'affinity-workflows[console]'\n"
+    assert run("dev", "shop:app", "--no-console").stderr == ""
+
+
+def test_without_the_console_the_wish_for_it_is_refused(directory: Path, without_console: None) -> None:
+    assert "pip install 'affinity-workflows[console]'" in refused(MISUSED, "dev", "shop:app", "--console")
+
+
 def test_files_of_environments_and_hidden_folders_are_not_watched(directory: Path) -> None:
     for name in ("shop.py", "parts/x.py", ".git/x.py", "venv/lib/x.py", "parts/__pycache__/x.py", "notes.txt"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     Path("venv/pyvenv.cfg").touch()
     assert sorted(find_files()) == ["parts/x.py", "shop.py"]
+
+
+def test_a_worker_that_is_killed_is_followed_by_another_one(dev: Callable[[], Dev]) -> None:
+    """Under the same name, so that it has the work without waiting for the end of a lease."""
+    write("one")
+    running = dev()
+    running.until(STARTED)
+    succeed("start", "patient", "--id", "p")
+    until(lambda: document("show", "p")["event_count"] > 0)
+    (worker,) = psutil.Process(running.process.pid).children()
+    worker.kill()
+    running.until("the worker was killed: another one starts", STARTED)
+    succeed("raise", "p", "go")
+    assert document("wait", "p", "--timeout", str(PATIENCE))["output"] == "one"
+    assert len(document("workers")) == 1
