@@ -348,6 +348,13 @@ MAX_PARTICIPANTS: Final = 256
 MAX_HOLD_SECONDS: Final = 7 * 86_400.0
 """How long one wait may hold a session on its worker: a held session counts towards the worker's capacity."""
 
+LOW_DISK_BYTES: Final = 256 * 1024 * 1024
+"""Free bytes of a disk below which a check warns: a full disk stops every commit, and the WAL alone may have 64 MB."""
+
+MAX_CLOCK_SKEW: Final = 5.0
+"""Seconds between the clock of a machine and the database's above which a check warns. Leases go by the database's
+clock; times in logs and on screens are compared by people."""
+
 MAX_PAGE: Final = 1_000
 """Rows in one page of a listing."""
 

@@ -26,7 +26,11 @@ EXIT_CODES: Final[Sequence[tuple[int, str]]] = (
         MISUSED,
         "the command line, an input, a file or the environment is wrong, or a port is taken; nothing was changed",
     ),
-    (NO_DATABASE, "the database cannot be reached or refuses; or another process took the worker's name"),
+    (
+        NO_DATABASE,
+        "the database cannot be reached or refuses; `check`: workers cannot use it; or another process took the"
+        " worker's name",
+    ),
     (TIMED_OUT, "the time given to `wait`, `ask` or `stop` ran out"),
     (
         UNKNOWN,

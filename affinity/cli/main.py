@@ -55,6 +55,7 @@ _THEMES: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "schedules": ("affinity.schedules.command.schedules", "Show, create, pause and trigger schedules."),
     },
     "Operate": {
+        "check": ("check.check", "Say what a database has and lacks for workers."),
         "migrate": ("cluster.migrate", "Bring the database's schema up to date."),
         "drain": ("cluster.drain", "Drain workers without ending them."),
         "stop": ("stop.stop", "Drain and end a worker of this machine, and wait for its end."),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from affinity.limits import PROBE_AFTER
+from affinity.provider.checks import CheckResult
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport
 from affinity.provider.timeline import Timeline
@@ -21,6 +22,7 @@ class OpenOptions:
     one_connection: bool = False
     as_client: bool = False
     probe_after: float = PROBE_AFTER
+    log_warnings: bool = False
 
 
 @runtime_checkable
@@ -54,4 +56,15 @@ class Backend(Protocol):
         revoke: Collection[str],
     ) -> None:
         """Grant and revoke rights, for `affinity.provider.change_rights`. Without roles it raises `InvalidOptions`."""
+        ...
+
+
+@runtime_checkable
+class CheckingBackend(Protocol):
+    """The call of a `Backend` that can say what a database has and lacks. Without it the schema alone is checked."""
+
+    async def check(self, url: str) -> Sequence[CheckResult]:
+        """Look at the database, for `affinity.provider.check_database`. It changes nothing; a database that cannot be
+        reached is a result.
+        """
         ...

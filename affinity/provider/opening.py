@@ -7,13 +7,14 @@ libpq. Metadata of distributions is read only for a scheme that is not built in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Final
 
-from affinity.errors import InvalidUrl
+from affinity.errors import InvalidUrl, ProviderError
 from affinity.limits import PROBE_AFTER
-from affinity.provider.backend import Backend, OpenOptions
+from affinity.provider.backend import Backend, CheckingBackend, OpenOptions
+from affinity.provider.checks import CheckResult, check_schema, error
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
@@ -88,6 +89,7 @@ async def open_provider(
     one_connection: bool = False,
     as_client: bool = False,
     probe_after: float = PROBE_AFTER,
+    log_warnings: bool = False,
 ) -> Provider:
     """Connect to the database of ``url``; its schema must be up to date (`migrate`).
 
@@ -103,6 +105,7 @@ async def open_provider(
             rights of a client; without it these calls need the rights of a worker.
         probe_after: seconds without a byte from PostgreSQL after which a short call is asked about on a new connection.
             If the server answers there, and does not work on the call, the call raises `ConnectionLost`.
+        log_warnings: log the warnings of `check_database`, as a worker does that starts.
 
     Raises:
         DatabaseChanged: the database has another timeline than ``timeline``.
@@ -118,6 +121,7 @@ async def open_provider(
         one_connection=one_connection,
         as_client=as_client,
         probe_after=probe_after,
+        log_warnings=log_warnings,
     )
     return await find_backend(url).open(url, options)
 
@@ -149,6 +153,22 @@ async def inspect_schema(url: str) -> SchemaReport:
         InvalidUrl, ConnectionLost, AccessDenied: as for `affinity.provider.open_provider`.
     """
     return await find_backend(url).inspect_schema(url)
+
+
+async def check_database(url: str) -> Sequence[CheckResult]:
+    """Return what workers will find at this database: version, rights, a pooler in between, settings, schema. Nothing
+    is changed. A database that cannot be reached is a result too.
+
+    Raises:
+        InvalidUrl: no provider for the URL, or it is malformed.
+    """
+    backend = find_backend(url)
+    if isinstance(backend, CheckingBackend):
+        return await backend.check(url)
+    try:
+        return [check_schema(await backend.inspect_schema(url), may_migrate=True)]
+    except ProviderError as caught:
+        return [error("connection", str(caught), None)]
 
 
 async def change_rights(

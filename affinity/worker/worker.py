@@ -389,6 +389,7 @@ class KernelWorker(AsyncBlock):
             application_name=name,
             timeline=timeline,
             probe_after=probe_after(self.options),
+            log_warnings=not self._entered,
         )
         provider = await self._retry(connect, timeout)
         stack.push_async_callback(_close, provider)

@@ -225,8 +225,8 @@ def test_a_defect_is_told_from_what_has_failed(monkeypatch: pytest.MonkeyPatch, 
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
+    monkeypatch.setattr("affinity.cli.inspection.table", broken)  # first, since it may be imported only now
     monkeypatch.setattr("affinity.cli.output.table", broken)
-    monkeypatch.setattr("affinity.cli.inspection.table", broken)
     result = run("list")
     assert result.exit_code == INTERNAL
     assert "Traceback" in result.stderr

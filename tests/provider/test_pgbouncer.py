@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from pathlib import Path
-from typing import Final
 
 import psycopg
 import pytest
@@ -20,62 +16,15 @@ from affinity.provider import inspect_schema
 from affinity.provider.contract import InstanceFilter
 from affinity.provider.postgres import PostgresProvider
 from tests.provider.postgres_stage import registered
-from tests.servers.base import free_port, wait_until_ready
-
-PROGRAM: Final = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+from tests.servers.pgbouncer import IGNORES, PROGRAM, REFUSES, pooler
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(PROGRAM is None, reason="this machine has no program pgbouncer"),
 ]
 
-CONFIGURATION: Final = """
-[databases]
-{dbname} = {server} {connect_query}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {port}
-unix_socket_dir =
-auth_type = any
-pool_mode = {mode}
-ignore_startup_parameters = {ignored}
-{user}
-"""
-
-REFUSES = ""
-IGNORES = "options"
-
 SETTINGS = "SET search_path = affinity"
 """What an administrator may have made of the pooler, so that a schema is found without `options`."""
-
-
-@contextmanager
-def pooler(directory: Path, url: str, *, mode: str, ignored: str, query: str) -> Iterator[str]:
-    """A PgBouncer before the database of ``url``, in a pool mode; ``query`` is run on each of its own connections."""
-    server = conninfo_to_dict(url)
-    port = free_port()
-    configuration = directory / "pgbouncer.ini"
-    configuration.write_text(
-        CONFIGURATION.format(
-            dbname=server["dbname"],
-            server=" ".join(f"{key}={server[key]}" for key in ("host", "port", "user", "password") if key in server),
-            connect_query=f"connect_query='{query}'" if query else "",
-            port=port,
-            mode=mode,
-            ignored=ignored,
-            user="user = nobody" if os.geteuid() == 0 else "",  # it does not run as root
-        )
-    )
-    log = directory / "pgbouncer.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([str(PROGRAM), configuration], stdout=output, stderr=output)
-    try:
-        pooled = f"postgresql://{server['user']}@127.0.0.1:{port}/{server['dbname']}"
-        wait_until_ready(pooled, lambda: process.poll() is None, lambda: log.read_text(errors="replace"))
-        yield pooled
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(params=["session", "transaction", "statement"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from affinity.provider.backend import OpenOptions
+from affinity.provider.checks import CheckResult
 from affinity.provider.contract import Provider
+from affinity.provider.postgres.checks import check_target
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.provider import PostgresProvider
 from affinity.provider.schema import Progress, SchemaReport
 
@@ -18,6 +21,7 @@ async def open(url: str, options: OpenOptions) -> Provider:
         one_connection=options.one_connection,
         as_client=options.as_client,
         probe_after=options.probe_after,
+        log_warnings=options.log_warnings,
     )
 
 
@@ -27,6 +31,10 @@ async def migrate(url: str, progress: Progress) -> tuple[int, int]:
 
 async def inspect_schema(url: str) -> SchemaReport:
     return await PostgresProvider.inspect_schema(url)
+
+
+async def check(url: str) -> Sequence[CheckResult]:
+    return await check_target(Target.parse(url))
 
 
 async def change_rights(

@@ -7,7 +7,6 @@ calls wait behind the migration. So it waits for `LOCK_TIMEOUT_SECONDS` only, le
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -41,8 +40,6 @@ from affinity.provider.schema import (
 )
 from affinity_workflows import VERSION
 
-logger: logging.Logger = logging.getLogger("affinity.provider")
-
 T = TypeVar("T")
 
 MIGRATIONS: Final = load_migrations(__package__)
@@ -62,8 +59,7 @@ _LOCK_EMPTY: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextend
 _IS_THERE: Final[LiteralString] = "SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL"
 _TABLES: Final[LiteralString] = """
 SELECT to_regclass(quote_ident(%(schema)s) || '.migrations') IS NOT NULL,
-    to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true),
-    current_setting('synchronous_commit') <> 'off'"""
+    to_regclass(quote_ident(%(schema)s) || '.schema_versions') IS NOT NULL, current_setting(%(marker)s, true)"""
 _VERSION: Final[LiteralString] = """
 SELECT max(version), max(oldest_code), (array_agg(release ORDER BY oldest_code DESC, version))[1] FROM migrations"""
 _RECORD: Final[LiteralString] = "INSERT INTO migrations (version, oldest_code, release) VALUES (%s, %s, %s)"
@@ -91,31 +87,23 @@ async def migrate_target(target: Target, application_name: str, progress: Progre
 async def inspect_target(target: Target) -> SchemaReport:
     """Return the schema's state, and the migrations that `migrate_target` would apply; nothing is changed."""
     async with _connected(target, "affinity") as connection:
-        found = await _read(partial(_ask, connection), target)
-        is_known = found.oldest_code <= len(MIGRATIONS)
-        return report(found, MIGRATIONS, await _find_behind(connection, found.version) if is_known else ())
+        return await inspect_connected(connection, target)
 
 
-async def check_version(ask: RunStatement, target: Target, *, warn: bool) -> None:
-    """Refuse a schema that this code may not use. With ``warn``, log a warning if the server may lose acknowledged
-    commits.
+async def inspect_connected(connection: AsyncConnection[Row], target: Target) -> SchemaReport:
+    """As `inspect_target`, on a connection with the settings of one of ours."""
+    found = await _read(partial(_ask, connection), target)
+    is_known = found.oldest_code <= len(MIGRATIONS)
+    return report(found, MIGRATIONS, await _find_behind(connection, found.version) if is_known else ())
+
+
+async def check_version(ask: RunStatement, target: Target) -> None:
+    """Refuse a schema that this code may not use.
 
     Raises:
         SchemaMismatch: the schema is too new, too old, or does not exist.
     """
-    found, is_durable = await _look(ask, target)
-    check_usable(found, MIGRATIONS, _place(target))
-    if warn:
-        _warn_if_not_durable(is_durable, target)
-
-
-def _warn_if_not_durable(is_durable: bool, target: Target) -> None:
-    if not is_durable:
-        logger.warning(
-            "%s: synchronous_commit is off: a crash of the server can lose results that it has acknowledged; set it to"
-            " on for the server, the database and the role",
-            target.name,
-        )
+    check_usable(await _read(ask, target), MIGRATIONS, _place(target))
 
 
 @asynccontextmanager
@@ -206,22 +194,16 @@ async def _create_schema(connection: AsyncConnection[Row], target: Target) -> No
 
 
 async def _read(ask: RunStatement, target: Target) -> SchemaVersion:
-    found, _ = await _look(ask, target)
-    return found
-
-
-async def _look(ask: RunStatement, target: Target) -> tuple[SchemaVersion, bool]:
-    """Return the version of the schema, and whether acknowledged commits survive a crash of the server."""
     name, value = MARKER
-    ((there, is_unreleased, found, is_durable),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
+    ((there, is_unreleased, found),) = await ask(_TABLES, {"schema": target.schema, "marker": name})
     if found != value:
         raise PoolerRefused(f"PostgreSQL: a pooler ignores the settings of the connection; {WITHOUT_POOLER}")
     if is_unreleased:
         raise made_before_release(_place(target))
     if not there:
-        return SchemaVersion(0, 0), is_durable
+        return SchemaVersion(0, 0)
     ((version, oldest, release),) = await ask(_VERSION)
-    return SchemaVersion(version, oldest, release), is_durable
+    return SchemaVersion(version, oldest, release)
 
 
 async def _ask(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None = None) -> list[Row]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final, LiteralString, Self
 
 from affinity.limits import PROBE_AFTER
+from affinity.provider.checks import log_warnings as log_warnings_of
 from affinity.provider.parts import composed
 from affinity.provider.postgres import (
     activity_waits,
@@ -37,6 +38,7 @@ from affinity.provider.postgres import (
 from affinity.provider.postgres import hints as hinting
 from affinity.provider.postgres import sweep as sweeping
 from affinity.provider.postgres.actions import acts
+from affinity.provider.postgres.checks import check_server
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.migration import check_version, inspect_target, migrate_target
@@ -98,6 +100,7 @@ class PostgresProvider(Database):
         one_connection: bool = False,
         as_client: bool = False,
         probe_after: float = PROBE_AFTER,
+        log_warnings: bool = False,
     ) -> PostgresProvider:
         """Connect to a migrated database.
 
@@ -108,6 +111,7 @@ class PostgresProvider(Database):
             one_connection: see `affinity.provider.open_provider`.
             as_client: see `affinity.provider.open_provider`.
             probe_after: see `affinity.provider.open_provider`.
+            log_warnings: see `affinity.provider.open_provider`.
 
         Raises:
             DatabaseChanged: the database has another timeline than ``timeline``.
@@ -120,9 +124,10 @@ class PostgresProvider(Database):
         target = Target.parse(url)
         connections = Connections(target, application_name, one_connection=one_connection, probe_after=probe_after)
         try:
-            warn = timeline is not None and not one_connection  # of a worker; its lease renewer opens another
-            await check_version(connections.misc.run_once, target, warn=warn)
+            await check_version(connections.misc.run_once, target)
             await connections.follow(timeline)
+            if log_warnings:
+                log_warnings_of(target.name, await check_server(connections.misc.run_once, target))
         except BaseException:
             await connections.aclose()
             raise

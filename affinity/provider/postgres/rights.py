@@ -222,13 +222,14 @@ async def _check(connection: AsyncConnection[Row], roles: Sequence[str]) -> None
 async def _grant(connection: AsyncConnection[Row], target: Target, role: str, kind: str) -> None:
     """Give a role the rights of its kind to the existing objects, and no others."""
     await _close(connection, target, sql.Identifier(role))
-    kinds, names, privileges = zip(*_privileges(kind, connection.info.server_version), strict=True)
+    kinds, names, privileges = zip(*privileges_of(kind, connection.info.server_version), strict=True)
     params = {"role": role, "kinds": list(kinds), "names": list(names), "privileges": list(privileges)}
     for (statement,) in await (await connection.execute(_GRANTS, params)).fetchall():
         await connection.execute(statement.encode(), prepare=False)
 
 
-def _privileges(role_kind: str, server_version: int) -> Iterator[tuple[str, str, str]]:
+def privileges_of(role_kind: str, server_version: int) -> Iterator[tuple[str, str, str]]:
+    """Yield what a kind of role has: the kind and the name of an object, and a privilege."""
     for row in all_rights():
         for privilege in row.of(role_kind):
             if privilege != "MAINTAIN" or server_version >= _WITH_MAINTAIN:

@@ -80,11 +80,16 @@ def inspect(path: Path) -> SchemaReport:
         return report(SchemaVersion(0, 0), MIGRATIONS, ())
     with closing(connect(path)) as connection:
         try:
-            found = retry_while_busy(lambda: _read(connection, path), MAX_WAIT)
-            is_known = found.oldest_code <= len(MIGRATIONS)
-            return report(found, MIGRATIONS, _find_behind(connection, found.version) if is_known else ())
+            return inspect_open(connection, path)
         except FAILURES as error:
             raise translate(error, path) from error
+
+
+def inspect_open(connection: sqlite3.Connection, path: Path) -> SchemaReport:
+    """As `inspect`, of a file that is open."""
+    found = retry_while_busy(lambda: _read(connection, path), MAX_WAIT)
+    is_known = found.oldest_code <= len(MIGRATIONS)
+    return report(found, MIGRATIONS, _find_behind(connection, found.version) if is_known else ())
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:

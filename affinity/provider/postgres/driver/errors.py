@@ -85,6 +85,9 @@ WITHOUT_POOLER: Final = (
 )
 """Ends the message about a connection through a pooler."""
 
+WRONG_ENCODING: Final = "use a database made by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'"
+"""Ends the message about a database that cannot store all text."""
+
 _FATAL: Final = frozenset({"FATAL", "PANIC"})
 
 _REMEDY: Final[dict[type[ProviderError], str]] = {
@@ -177,8 +180,7 @@ def check_encoding(encoding: str | None, target: Target) -> None:
     """
     if encoding != "UTF8":
         raise SchemaMismatch(
-            f"{target.name}: the encoding of the database is {encoding}, and affinity needs UTF8: use a database made"
-            " by CREATE DATABASE … TEMPLATE template0 ENCODING 'UTF8'"
+            f"{target.name}: the encoding of the database is {encoding}, and affinity needs UTF8: {WRONG_ENCODING}"
         )
 
 

@@ -190,6 +190,12 @@ class Target:
         defaults = {**_NETWORK, "application_name": application_name}
         return make_conninfo("", **{**defaults, **given, "client_encoding": "UTF8", "options": options})
 
+    def connect_plainly(self, application_name: str) -> str:
+        """As `connect`, without the settings, for a look through a pooler that refuses them."""
+        given = {key: value for key, value in self.conninfo.items() if key != "options"}
+        defaults: dict[str, str | int] = {**_NETWORK, "application_name": application_name}
+        return make_conninfo("", **{**defaults, **given})
+
 
 def _defaults() -> dict[str, str]:
     """The options that libpq takes from the environment."""
