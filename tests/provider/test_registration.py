@@ -17,7 +17,7 @@ import affinity
 from affinity import migrate
 from affinity.cli import main
 from affinity.errors import InvalidOptions, InvalidUrl, SchemaMismatch
-from affinity.provider import change_rights, inspect_schema, open_provider
+from affinity.provider import CheckResult, change_rights, check_database, inspect_schema, open_provider
 from affinity.provider.sqlite import SqliteProvider
 from affinity.schedules.store.contract import schedules_of
 from tests.examples.blocks import CONTEXTS, ROOT, blocks_of
@@ -64,6 +64,7 @@ async def test_a_registered_provider_opens_migrates_and_closes(site: Path, tmp_p
     before, after = await migrate(url)
     assert before == 0 < after
     assert (await inspect_schema(url)).is_usable
+    assert await check_database(url) == [CheckResult(check="schema", level="ok", found=f"version {after}")]
     async with aclosing(await open_provider(url)) as provider:
         assert await provider.list_workers() == []
     with pytest.raises(InvalidOptions, match="MyDB has no roles"):
@@ -106,7 +107,7 @@ def test_commands_and_sync_clients_take_its_urls(site: Path, tmp_path: Path) -> 
     ],
 )
 async def test_what_cannot_be_opened_says_why(site: Path, url: str, message: str) -> None:
-    for call in (open_provider, migrate, inspect_schema, change_rights):
+    for call in (open_provider, migrate, inspect_schema, change_rights, check_database):
         with pytest.raises(InvalidUrl, match=message) as refused:
             await call(url)
         assert "secret" not in str(refused.value)
