@@ -22,7 +22,7 @@ from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
 from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
-from affinity.conversation.run_rows import OF_RUN
+from affinity.conversation.run_rows import rows_of_runs
 from affinity.conversation.stream import Streams
 from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
@@ -135,8 +135,8 @@ class Attempt(Generic[S]):
             processed=self.work.processed,
             home=self._lease(),
         )
-        if not any(item.kind == USER_INTERRUPT for item in self.work.inputs):
-            self.writing.run_steps = {row.key: row for row in self.work.steps if row.wake_id == OF_RUN}
+        is_interrupted = any(item.kind == USER_INTERRUPT for item in self.work.inputs)
+        self.writing.run_steps = rows_of_runs(self.work.steps, self.task["wake"] if is_interrupted else None)
         if self.alone is not None:
             wake = self.alone["wake"]
             self.writing.kept_steps += [row for row in self.work.steps if row.wake_id == wake and is_of_step(row)]

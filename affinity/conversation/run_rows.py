@@ -28,9 +28,23 @@ def runs_in(rows: Mapping[str, Step]) -> Collection[tuple[str, str]]:
     return {(name, run_id) for _, name, run_id, *_ in map(from_json, rows)}
 
 
+def rows_of_runs(steps: Iterable[Step], begun_in: str | None) -> dict[str, Step]:
+    """Return the rows of runs by their keys; with ``begun_in`` only of those that this wake has begun: an interrupt
+    among its inputs ends the others, and an earlier attempt has had the same inputs.
+    """
+    rows = {row.key: row for row in steps if row.wake_id == OF_RUN}
+    return {key: row for key, row in rows.items() if begun_in is None or run_begun_in(_run_of(key)) == begun_in}
+
+
 def run_begun_in(run_id: str) -> str:
     """Return the id of the wake in which a run has begun."""
     return run_id.rpartition(".")[0]
+
+
+def _run_of(key: str) -> str:
+    """Return the id of the run whose row has this key."""
+    _, _, run_id, *_ = from_json(key)
+    return run_id
 
 
 def order_of(run_id: str) -> tuple[int, int, int]:

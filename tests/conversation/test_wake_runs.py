@@ -17,6 +17,7 @@ from affinity.conversation import (
     RequestEvent,
     RequestExpired,
     ToolConfirmation,
+    UserInterrupt,
     UserMessage,
     current_wake,
 )
@@ -199,6 +200,29 @@ async def test_an_interrupt_ends_a_run() -> None:
         [request] = await talk.requests()
         await talk.reply(await talk.answer(request.request_id, allowed=True))
         assert effects.runs == {"plan": 2, "pay": 1}
+
+
+async def test_a_run_that_begins_with_an_interrupt_keeps_its_steps_in_the_next_attempt() -> None:
+    """The interrupt ends the runs of earlier wakes, and not the one that its own wake has begun."""
+    effects = Effects()
+    attempts: list[int] = []
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if any(isinstance(event, UserInterrupt) for event in wake.events):
+            attempts.append(wake.attempt)
+            async with wake.run("refund") as run:
+                await run.step("pay", effects, "again")
+                if len(attempts) < 3:
+                    raise ConnectionError("the last answer was lost")
+                await run.pause()
+        else:
+            await refund(wake, effects)
+
+    async with talk_to(None, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+        await talk.reply(await talk.interrupt())
+    assert attempts == [1, 2, 3]
+    assert effects.runs == {"plan": 1, "again": 1}
 
 
 class Question(RequestEvent):
