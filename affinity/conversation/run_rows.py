@@ -44,7 +44,7 @@ def run_begun_in(run_id: str) -> str:
 def _run_of(key: str) -> str:
     """Return the id of the run whose row has this key."""
     _, _, run_id, *_ = from_json(key)
-    return run_id
+    return str(run_id)
 
 
 def order_of(run_id: str) -> tuple[int, int, int]:
