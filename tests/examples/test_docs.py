@@ -57,6 +57,17 @@ def test_the_index_lists_every_page() -> None:
     assert pages - listed == set()
 
 
+def test_the_index_begins_with_ten_words_at_most() -> None:
+    """A line each, in the order in which a beginner meets them; the glossary has them too, or explains them."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    section = re.split(r"^## Ten words.*$", index, flags=re.MULTILINE)[1].split("\n## ")[0]
+    lines = re.findall(r"^\d+\. (.+)$", section, re.MULTILINE)
+    words = [found[1] for line in lines if (found := re.match(r"\*\*(\w+)\*\*: .{20,}", line))]
+    assert 5 < len(words) == len(lines) <= 10
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+    assert [word for word in words if not re.search(rf"\b{word}\b", glossary)] == []
+
+
 def test_diagrams_need_no_script() -> None:
     """Mermaid is drawn by a script, which the site would fetch from elsewhere."""
     assert [name_of(page) for page in PAGES if "```mermaid" in page.read_text()] == []

@@ -40,7 +40,7 @@ def test_an_example_runs(path: Path, tmp_path: Path) -> None:
 
 def test_the_first_orchestration_of_the_readme_is_the_first_example() -> None:
     """What a newcomer copies from the README is what runs here, but for blank lines and the file that it keeps."""
-    block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    block = re.search(r"\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
     program, example = (
         "\n".join(filter(str.strip, text.splitlines()))

@@ -27,7 +27,10 @@ pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
 PROGRAMS = [block for block in blocks("python") if not block.marker]
 WITH_PARTS = [page for page in PAGES if program_of(page)]
-FILES = sorted({match[1] for block in blocks() if (match := re.fullmatch(r"(?:from|output of) (.+)", block.marker))})
+FILES = sorted(
+    {match[1] for block in blocks() if (match := re.fullmatch(r"(?:from|output of) (.+\.py)", block.marker))}
+)
+TEMPLATES = [block for block in blocks() if re.fullmatch(r"from .+\.txt", block.marker)]
 LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tutorial/step10.py"}
 """Programs that take two seconds or more: they start workers or servers several times."""
 
@@ -124,6 +127,12 @@ def test_a_program_is_as_shown_and_prints_what_is_shown(name: str, tmp_path: Pat
         assert "Your order is on its way.".startswith(streamed)
 
 
+@pytest.mark.parametrize("block", TEMPLATES, ids=str)
+def test_lines_of_a_template_are_as_shown(block: Block) -> None:
+    """`tests/cli/test_init.py` runs the projects that are made of it."""
+    assert block.text in (ROOT / block.marker.removeprefix("from ")).read_text()
+
+
 def dedented(text: str) -> str:
     """Lines without their indentation and blank lines: a page may show the body of a function by itself."""
     return "".join(f"{line.strip()}\n" for line in text.splitlines() if line.strip())
@@ -161,7 +170,7 @@ def check(words: list[str]) -> None:
             assert all((ROOT / word).exists() for word in arguments if word.startswith("deploy/")), words
         case "nox":
             assert f"\ndef {arguments[1]}(session" in (ROOT / "noxfile.py").read_text(), words
-        case "pip" | "uvicorn":
+        case "cd" | "pip" | "uvicorn":
             pass
         case _:
             raise AssertionError(f"what is {program}?")
