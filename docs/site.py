@@ -1,5 +1,8 @@
 """Build the site: ``python docs/site.py FOLDER``. A warning, such as a link that leads nowhere, is an error.
 
+``python docs/site.py --llms`` writes *llms.txt*, the list of pages for coding assistants. The site has it too, with the
+pages as Markdown, and all of them in *llms-full.txt*.
+
 The pages are this folder in the order of `index.md`, decisions, and a reference made from docstrings.
 Links out of this folder lead to the repository.
 """
@@ -76,8 +79,34 @@ def build(folder: Path) -> None:
         for page in (place / "site" / "reference").rglob("index.html"):
             text = page.read_text().replace("<p>::</p>", "").replace("::</p>", ":</p>")  # of reStructuredText
             page.write_text(text)
+        for path in pages():
+            (place / "site" / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(place / "docs" / path, place / "site" / path)
+        (place / "site" / "llms.txt").write_text(llms())
+        (place / "site" / "llms-full.txt").write_text(llms_full(place / "docs"))
         shutil.rmtree(folder, ignore_errors=True)
         shutil.move(place / "site", folder)
+
+
+def llms() -> str:
+    """The list of pages, as llmstxt.org describes it: what it is about, then the sections of `index.md`."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    _, *sections = re.split(r"^## ", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
+    listed = [re.sub(r"\n  +", " ", section).strip() for section in sections if list(_pages(section))]
+    lists = ["\n".join(line for line in each.splitlines() if not line.startswith("[`examples")) for each in listed]
+    lists = [re.sub(r"\[([^]]+)\]\((?:\.\./[^)]*|llms\.txt)\)", r"\1", each).strip() for each in lists]
+    first = "Read [how to write affinity code](learn/writing-code.md) first. All pages in one file: llms-full.txt."
+    return "\n\n".join(["# affinity", f"> {about}", first, *(f"## {each}" for each in lists)]) + "\n"
+
+
+def llms_full(folder: Path) -> str:
+    """All pages in one text, in the order of `index.md`, each behind its path."""
+    return "\n".join(f"<!-- {path} -->\n\n{(folder / path).read_text()}" for path in pages())
+
+
+def pages() -> list[str]:
+    """The pages, in the order in which `index.md` first names each."""
+    return ["index.md", *dict.fromkeys(_pages((DOCS / "index.md").read_text()))]
 
 
 def _lead_out(page: Path, repository: str) -> str:
@@ -112,4 +141,7 @@ def _pages(text: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    if sys.argv[1] == "--llms":
+        (DOCS / "llms.txt").write_text(llms())
+    else:
+        build(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The fenced blocks of the README and of the pages under `docs`, and what the marker above each says of it.
+"""The fenced blocks of README, AGENTS.md and the pages under `docs`, and what the marker above each says of it.
 
 A marker is an HTML comment on the line above the fence, so that readers do not see it.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES: Final = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CONTEXTS: Final = Path(__file__).parent / "contexts"
 
 SIGNATURES: Final = {
