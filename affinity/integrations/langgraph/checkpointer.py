@@ -24,6 +24,7 @@ from affinity.integrations.langgraph import threads
 from affinity.integrations.langgraph.database import CONNECTIONS, Connection, Database
 from affinity.integrations.langgraph.fence import TOKEN, Fence, Place, Token, is_run
 from affinity.integrations.langgraph.threads import PAGE, Conditions, Put, Results, Row, Stored
+from affinity.integrations.langgraph.writing import Writer
 
 MAX_ID: Final = 256
 """UTF-8 bytes of the id of a thread, a checkpoint or a task: four of them and a namespace fit a row of an index."""
@@ -43,7 +44,8 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
     would fork the thread silently. A run that was paused, and whose thread another run has resumed, is refused too.
 
     The tables, ``affinity_langgraph_*``, are made when the first call needs them, and belong to this module alone.
-    Every call is one transaction, which may be repeated. The async form of a call is the sync form on a thread.
+    Every call is one transaction, which may be repeated, and what runs write at the same time shares one. The async form
+    of a call is the sync form on a thread.
 
     Raises:
         InvalidUrl: the URL names neither a PostgreSQL database nor an SQLite file.
@@ -67,6 +69,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             raise InvalidOptions(f"connections={connections}: at least one is needed")
         self._database = Database(url, connections)
         self._fence = Fence()
+        self._writer = Writer(self._database, self._fence)
 
     def setup(self) -> None:
         """Make the tables, unless they are there. The first call of a role that may do so makes them too.
@@ -110,12 +113,12 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             ProviderError: the database cannot be reached, or has refused it.
         """
         place, found = _place(config), _checkpoint_id(config)
-        return self._read(config, self._database.run(partial(_read, place=place, checkpoint_id=found), is_read=True))
+        return self._read(config, self._database.run(partial(_read, place=place, checkpoint_id=found), "read"))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         place, found = _place(config), _checkpoint_id(config)
-        row = await self._database.arun(partial(_read, place=place, checkpoint_id=found), is_read=True)
+        row = await self._database.arun(partial(_read, place=place, checkpoint_id=found), "read")
         return self._read(config, row)
 
     def _read(self, config: RunnableConfig, found: Row | int) -> CheckpointTuple | None:
@@ -151,7 +154,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         """
         listing = _Listing(self, config, filter, before, limit)
         while listing.most > 0:
-            yield from listing.take(self._database.run(listing.page, is_read=True))
+            yield from listing.take(self._database.run(listing.page, "read"))
 
     async def alist(
         self,
@@ -164,7 +167,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         """See `list`."""
         listing = _Listing(self, config, filter, before, limit)
         while listing.most > 0:
-            for found in listing.take(await self._database.arun(listing.page, is_read=True)):
+            for found in listing.take(await self._database.arun(listing.page, "read")):
                 yield found
 
     async def _last_run(self, thread_id: str, run_id: str) -> tuple[str, CheckpointMetadata] | None:
@@ -175,7 +178,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             ThreadConflict: ``run_id`` has written to it, and another run behind it.
         """
         place = Place(_checked(thread_id, "thread id"), "")
-        found = await self._database.arun(lambda each: threads.last_run(each, place, run_id), is_read=True)
+        found = await self._database.arun(lambda each: threads.last_run(each, place, run_id), "read")
         return None if found is None else (found[0], self._load(found[1]))
 
     def _tuple(self, row: Row, *, by_run: bool) -> CheckpointTuple:
@@ -205,7 +208,10 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             ProviderError: the database cannot be reached, or has refused it.
         """
         new = self._new(config, checkpoint, metadata)
-        self._database.run(lambda connection: threads.put(connection, self._fence, new))
+        if new.token is not None:
+            self._writer.write(new)
+        else:
+            self._database.run(lambda connection: threads.put(connection, self._fence, new))
         return _config(new.place, new.checkpoint_id)
 
     async def aput(
@@ -217,7 +223,10 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `put`."""
         new = self._new(config, checkpoint, metadata)
-        await self._database.arun(lambda connection: threads.put(connection, self._fence, new))
+        if new.token is not None:
+            await self._writer.awrite(new)
+        else:
+            await self._database.arun(lambda connection: threads.put(connection, self._fence, new))
         return _config(new.place, new.checkpoint_id)
 
     def _new(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> Put:
@@ -247,14 +256,20 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             ProviderError: the database cannot be reached, or has refused it.
         """
         new = self._results(config, writes, task_id, task_path)
-        self._database.run(lambda connection: threads.put_results(connection, self._fence, new))
+        if new.token is not None:
+            self._writer.write(new)
+        else:
+            self._database.run(lambda connection: threads.put_results(connection, self._fence, new))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """See `put_writes`."""
         new = self._results(config, writes, task_id, task_path)
-        await self._database.arun(lambda connection: threads.put_results(connection, self._fence, new))
+        if new.token is not None:
+            await self._writer.awrite(new)
+        else:
+            await self._database.arun(lambda connection: threads.put_results(connection, self._fence, new))
 
     def _results(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str

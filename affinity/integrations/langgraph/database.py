@@ -13,12 +13,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, Literal, LiteralString, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from affinity.errors import (
@@ -34,9 +34,12 @@ from affinity.errors import (
 from affinity.provider import sqlite_path
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 Engine: TypeAlias = Literal["postgresql", "sqlite"]
 Parameters: TypeAlias = Mapping[str, object]
+Mode: TypeAlias = Literal["read", "write", "group"]
+"""What a transaction is for. On PostgreSQL only one for writes has several statements: a group of writes is one."""
 
 VERSION: Final = 1
 """Of the tables."""
@@ -52,6 +55,11 @@ _PAUSE: Final = 0.05
 
 _BUSY: Final = 30.0
 """Seconds that a transaction of SQLite waits for others."""
+
+_PLANS: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+"""Settings of a connection to PostgreSQL: a plan that is made for small tables is also right for large ones."""
+
+_PIN: Final = "SELECT count(set_config(name, value, false)) FROM unnest(%s::text[], %s::text[]) AS plans (name, value)"
 
 _SCHEMA_LOCK: Final = 0x61666C67
 """Key of the lock under which PostgreSQL's tables are made."""
@@ -84,6 +92,13 @@ def schema(engine: Engine) -> Sequence[LiteralString]:
 class Connection(Protocol):
     """A connection whose statements are those of ``queries.sql``."""
 
+    writes_groups: bool
+    """Whether it has the statement ``write``."""
+
+    def savepoint(self) -> AbstractContextManager[None]:
+        """Undo what is within the block if it raises, and not the rest of the transaction."""
+        ...
+
     def fetch(self, name: str, parameters: Parameters = ...) -> Sequence[tuple[Any, ...]]:
         """Run a statement, and return its rows; none of a statement that returns none."""
         ...
@@ -94,7 +109,7 @@ class Connection(Protocol):
 
 
 class _Driver(Connection, Protocol):
-    def transaction(self, *, is_read: bool = False) -> Any: ...
+    def transaction(self, mode: Mode = "write") -> AbstractContextManager[None]: ...
 
     def create_tables(self) -> None: ...
 
@@ -119,37 +134,42 @@ class Database:
         self._pool = ThreadPoolExecutor(connections, thread_name_prefix="affinity-langgraph")
         self._finalizer = weakref.finalize(self, _close_all, self._pool, self._drivers)  # for who never calls `close`
 
-    def run(self, function: Callable[[Connection], T], *, is_read: bool = False) -> T:
-        """Call the function in a transaction, on a thread of the pool. ``is_read``: it writes nothing, and on
-        PostgreSQL each of its statements sees what is committed then.
+    def run(self, function: Callable[[Connection], T], mode: Mode = "write") -> T:
+        """Call the function in a transaction, on a thread of the pool.
 
         Raises:
             ProviderError: the database cannot be reached, or has refused a statement.
         """
-        return self._pool.submit(self._call, function, is_read).result()
+        return self.submit(self.call, function, mode).result()
 
-    async def arun(self, function: Callable[[Connection], T], *, is_read: bool = False) -> T:
+    async def arun(self, function: Callable[[Connection], T], mode: Mode = "write") -> T:
         """Await the same. A call that is cancelled ends on its thread."""
-        return await asyncio.wrap_future(self._pool.submit(self._call, function, is_read))
+        return await asyncio.wrap_future(self.submit(self.call, function, mode))
+
+    def submit(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> Future[T]:
+        """Call the function on a thread of the pool."""
+        return self._pool.submit(function, *args, **options)
 
     def close(self) -> None:
         """Close the connections, when the calls under way have ended. Later calls raise ``RuntimeError``."""
         self._finalizer()
 
-    def _call(self, function: Callable[[Connection], T], is_read: bool) -> T:
+    def call(self, function: Callable[[Connection], T], mode: Mode = "write") -> T:
+        """Call the function in a transaction, on this thread of the pool. See `run`."""
+        again = ConnectionLost if mode == "group" else (ConnectionLost, Contention)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._call_once(function, is_read)
-            except (ConnectionLost, Contention):
+                return self._call_once(function, mode)
+            except again:
                 if attempt == _ATTEMPTS:
                     raise
             time.sleep(_PAUSE * 2 ** (attempt - 1))
         raise AssertionError("not reached")
 
-    def _call_once(self, function: Callable[[Connection], T], is_read: bool) -> T:
+    def _call_once(self, function: Callable[[Connection], T], mode: Mode) -> T:
         driver = self._driver()
         try:
-            with driver.transaction(is_read=is_read):
+            with driver.transaction(mode):
                 return function(driver)
         except ProviderError as error:
             if isinstance(error, ConnectionLost):
@@ -191,7 +211,7 @@ def _prepare(driver: _Driver) -> None:
     """
     if not driver.has_tables():
         driver.create_tables()
-    with driver.transaction(is_read=True):
+    with driver.transaction("read"):
         ((found,),) = driver.fetch("version")
     if found != VERSION:
         raise SchemaMismatch(
@@ -214,6 +234,8 @@ def opener(url: str) -> Callable[[], _Driver]:
 
 
 class _Sqlite:
+    writes_groups = False
+
     def __init__(self, path: Path) -> None:
         with _sqlite_errors():
             # Another thread may close it, when no call goes on.
@@ -229,9 +251,9 @@ class _Sqlite:
             self._connection.executemany(statement(name, "sqlite"), [dict(each) for each in parameters])
 
     @contextmanager
-    def transaction(self, *, is_read: bool = False) -> Iterator[None]:
+    def transaction(self, mode: Mode = "write") -> Iterator[None]:
         with _sqlite_errors():
-            self._connection.execute("BEGIN" if is_read else "BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN" if mode == "read" else "BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
@@ -239,6 +261,18 @@ class _Sqlite:
                     self._connection.execute("ROLLBACK")
                 raise
             self._connection.execute("COMMIT")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        with _sqlite_errors():
+            self._connection.execute("SAVEPOINT part")
+            try:
+                yield
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK TO part")
+                raise
+            self._connection.execute("RELEASE part")
 
     def has_tables(self) -> bool:
         text = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'affinity_langgraph_schema'"
@@ -277,12 +311,15 @@ def _sqlite_errors() -> Iterator[None]:
 
 
 class _Postgres:
+    writes_groups = True
+
     def __init__(self, url: str) -> None:
         import psycopg  # a program with SQLite only does without
 
         self._psycopg = psycopg
         with self._errors():
             self._connection: Any = psycopg.connect(url, autocommit=True)
+            self._connection.execute(_PIN, [[*_PLANS], [*_PLANS.values()]])
 
     def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
         with self._errors():
@@ -294,9 +331,12 @@ class _Postgres:
             cursor.executemany(statement(name, "postgresql"), list(parameters))
 
     @contextmanager
-    def transaction(self, *, is_read: bool = False) -> Iterator[None]:
-        with self._errors(), nullcontext() if is_read else self._connection.transaction():
+    def transaction(self, mode: Mode = "write") -> Iterator[None]:
+        with self._errors(), self._connection.transaction() if mode == "write" else nullcontext():
             yield
+
+    def savepoint(self) -> AbstractContextManager[None]:
+        return self.transaction()
 
     def has_tables(self) -> bool:
         with self._errors():

@@ -91,12 +91,12 @@ class AffinityStore(BaseStore):
             ProviderError: the database cannot be reached, or has refused it.
         """
         work = _Batch(ops)
-        return self._database.run(work.run, is_read=not work.puts)
+        return self._database.run(work.run, "write" if work.puts else "read")
 
     async def abatch(self, ops: Iterable[Op]) -> list[Any]:
         """See `batch`."""
         work = _Batch(ops)
-        return await self._database.arun(work.run, is_read=not work.puts)
+        return await self._database.arun(work.run, "write" if work.puts else "read")
 
 
 class _Batch:

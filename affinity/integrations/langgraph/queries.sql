@@ -36,6 +36,79 @@ ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO UPDATE SET
     metadata_type = excluded.metadata_type, metadata = excluded.metadata
 RETURNING 1;
 
+-- write: PostgreSQL alone: what runs write, to each of many namespaces at most one checkpoint; rows: what is written
+-- What is looked up as of the beginning is looked up again in the rows that are locked. So nothing that another
+-- transaction has deleted meanwhile is written anew.
+WITH given AS MATERIALIZED (
+    SELECT given.* FROM (SELECT set_config('lock_timeout', :patience, true)) AS patience, json_to_recordset(:places) AS given (
+        thread text, ns text, writer text, read bigint, checkpoint text, parent text, run text,
+        value_type text, value_at int, value_size int, metadata_type text, metadata_at int, metadata_size int
+    )
+    ORDER BY given.thread, given.ns
+), fit AS MATERIALIZED (
+    SELECT given.*, EXISTS (
+        SELECT FROM affinity_langgraph_threads t WHERE t.thread_id = given.thread AND t.checkpoint_ns = given.ns
+    ) AS is_there
+    FROM given
+    WHERE parent IS NULL OR EXISTS (
+        SELECT FROM affinity_langgraph_checkpoints c
+        WHERE c.thread_id = given.thread AND c.checkpoint_ns = given.ns AND c.checkpoint_id = given.parent
+    )
+), updated AS (
+    UPDATE affinity_langgraph_threads t SET writes = t.writes + 1, writer = fit.writer FROM fit
+    WHERE fit.is_there AND t.thread_id = fit.thread AND t.checkpoint_ns = fit.ns
+    AND (t.writer = fit.writer OR t.writes = fit.read)
+    RETURNING t.thread_id, t.checkpoint_ns
+), inserted AS (
+    INSERT INTO affinity_langgraph_threads (thread_id, checkpoint_ns, writes, writer)
+    SELECT thread, ns, 1, writer FROM fit WHERE NOT is_there AND read = 0
+    ON CONFLICT (thread_id, checkpoint_ns) DO UPDATE
+    SET writes = affinity_langgraph_threads.writes + 1, writer = excluded.writer
+    WHERE affinity_langgraph_threads.writer = excluded.writer
+    RETURNING thread_id, checkpoint_ns
+), claimed AS MATERIALIZED (
+    SELECT given.* FROM (SELECT * FROM updated UNION ALL SELECT * FROM inserted) AS mine
+    JOIN given ON given.thread = mine.thread_id AND given.ns = mine.checkpoint_ns
+), parents AS MATERIALIZED (
+    SELECT c.thread_id, c.checkpoint_ns FROM claimed JOIN affinity_langgraph_checkpoints c
+    ON c.thread_id = claimed.thread AND c.checkpoint_ns = claimed.ns AND c.checkpoint_id = claimed.parent
+    FOR KEY SHARE OF c
+), put AS (
+    INSERT INTO affinity_langgraph_checkpoints (
+        thread_id, checkpoint_ns, checkpoint_id, parent_id, run_id, checkpoint_type, checkpoint, metadata_type, metadata
+    )
+    SELECT
+        thread, ns, checkpoint, parent, run, value_type, substring(:data FROM value_at FOR value_size),
+        metadata_type, substring(:data FROM metadata_at FOR metadata_size)
+    FROM claimed WHERE checkpoint IS NOT NULL AND (
+        parent IS NULL OR EXISTS (SELECT FROM parents p WHERE p.thread_id = thread AND p.checkpoint_ns = ns)
+    )
+    ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id) DO UPDATE SET
+        parent_id = excluded.parent_id, run_id = excluded.run_id,
+        checkpoint_type = excluded.checkpoint_type, checkpoint = excluded.checkpoint,
+        metadata_type = excluded.metadata_type, metadata = excluded.metadata
+    RETURNING thread_id, checkpoint_ns
+), results AS (
+    INSERT INTO affinity_langgraph_writes (
+        thread_id, checkpoint_ns, checkpoint_id, task_id, idx, task_path, channel, value_type, value
+    )
+    SELECT
+        claimed.thread, claimed.ns, r.checkpoint, r.task, r.idx, r.path, r.channel,
+        r.value_type, substring(:data FROM r.value_at FOR r.value_size)
+    FROM json_to_recordset(:results) AS r (
+        thread text, ns text, checkpoint text, task text, idx int, path text, channel text,
+        value_type text, value_at int, value_size int
+    )
+    JOIN claimed ON claimed.thread = r.thread AND claimed.ns = r.ns
+    ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx) DO UPDATE SET
+        task_path = excluded.task_path, channel = excluded.channel,
+        value_type = excluded.value_type, value = excluded.value
+    WHERE excluded.idx < 0
+)
+SELECT thread, ns, checkpoint IS NOT NULL AND EXISTS (
+    SELECT FROM put WHERE put.thread_id = thread AND put.checkpoint_ns = ns
+) FROM claimed;
+
 -- put_write: of a task; the first one stays, but of a special channel the last one
 INSERT INTO affinity_langgraph_writes (
     thread_id, checkpoint_ns, checkpoint_id, task_id, idx, task_path, channel, value_type, value
@@ -52,15 +125,23 @@ ORDER BY checkpoint_id DESC LIMIT 1;
 -- latest: the newest checkpoint of a namespace, with the number of its writes
 SELECT
     thread_id, checkpoint_ns, checkpoint_id, parent_id, checkpoint_type, checkpoint, metadata_type, metadata,
-    (SELECT writes FROM affinity_langgraph_threads WHERE thread_id = :thread AND checkpoint_ns = :ns)
-FROM affinity_langgraph_checkpoints WHERE thread_id = :thread AND checkpoint_ns = :ns
+    (SELECT writes FROM affinity_langgraph_threads WHERE thread_id = :thread AND checkpoint_ns = :ns),
+    EXISTS (
+        SELECT 1 FROM affinity_langgraph_writes w
+        WHERE w.thread_id = c.thread_id AND w.checkpoint_ns = c.checkpoint_ns AND w.checkpoint_id = c.checkpoint_id
+    )
+FROM affinity_langgraph_checkpoints c WHERE thread_id = :thread AND checkpoint_ns = :ns
 ORDER BY checkpoint_id DESC LIMIT 1;
 
 -- one: a checkpoint by its id, with the number of writes of its namespace
 SELECT
     thread_id, checkpoint_ns, checkpoint_id, parent_id, checkpoint_type, checkpoint, metadata_type, metadata,
-    (SELECT writes FROM affinity_langgraph_threads WHERE thread_id = :thread AND checkpoint_ns = :ns)
-FROM affinity_langgraph_checkpoints
+    (SELECT writes FROM affinity_langgraph_threads WHERE thread_id = :thread AND checkpoint_ns = :ns),
+    EXISTS (
+        SELECT 1 FROM affinity_langgraph_writes w
+        WHERE w.thread_id = c.thread_id AND w.checkpoint_ns = c.checkpoint_ns AND w.checkpoint_id = c.checkpoint_id
+    )
+FROM affinity_langgraph_checkpoints c
 WHERE thread_id = :thread AND checkpoint_ns = :ns AND checkpoint_id = :checkpoint;
 
 -- last_run: the run of the newest checkpoint that a run has written, with the metadata of that checkpoint
@@ -78,6 +159,10 @@ SELECT
     (
         SELECT writes FROM affinity_langgraph_threads t
         WHERE t.thread_id = c.thread_id AND t.checkpoint_ns = c.checkpoint_ns
+    ),
+    EXISTS (
+        SELECT 1 FROM affinity_langgraph_writes w
+        WHERE w.thread_id = c.thread_id AND w.checkpoint_ns = c.checkpoint_ns AND w.checkpoint_id = c.checkpoint_id
     )
 FROM affinity_langgraph_checkpoints c
 WHERE (CAST(:thread AS text) IS NULL OR thread_id = :thread)

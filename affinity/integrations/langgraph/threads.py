@@ -159,9 +159,10 @@ def page(connection: Connection, where: Conditions, last: Row | None, most: int)
 
 
 def _row(connection: Connection, found: tuple[Any, ...]) -> Row:
-    thread, ns, checkpoint_id, parent_id, value_type, value, metadata_type, metadata, writes = found
+    thread, ns, checkpoint_id, parent_id, value_type, value, metadata_type, metadata, writes, has_results = found
     place = Place(thread, ns)
-    results = connection.fetch("writes_of", {**place.parameters, "checkpoint": checkpoint_id})
+    about = {**place.parameters, "checkpoint": checkpoint_id}
+    results = connection.fetch("writes_of", about) if has_results else ()
     return Row(
         place,
         checkpoint_id,
