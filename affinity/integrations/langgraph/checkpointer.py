@@ -44,8 +44,8 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
     would fork the thread silently. A run that was paused, and whose thread another run has resumed, is refused too.
 
     The tables, ``affinity_langgraph_*``, are made when the first call needs them, and belong to this module alone.
-    Every call is one transaction, which may be repeated, and what runs write at the same time shares one. The async form
-    of a call is the sync form on a thread.
+    Every call is one transaction, which may be repeated, and what runs write at the same time shares one. The async
+    form of a call is the sync form on a thread.
 
     Raises:
         InvalidUrl: the URL names neither a PostgreSQL database nor an SQLite file.
