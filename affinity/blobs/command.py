@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from affinity.cli.output import counted, pairs, seconds, table
-from affinity.cli.shell import Progress, Shell, ShellGroup, command, with_client
+from affinity.cli.progress import Progress
+from affinity.cli.shell import Shell, ShellGroup, command, with_client
 from affinity.limits import MAX_REENCRYPTED
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import click
@@ -13,20 +13,18 @@ import click
 from affinity import provider
 from affinity.audit import administering
 from affinity.cli.arguments import LIMIT
-from affinity.cli.output import compact, pairs, printable, seconds, table
+from affinity.cli.output import pairs, printable, seconds, table
 from affinity.cli.shell import SOURCE, Shell, command, current_user, with_client, with_workers
+from affinity.cli.watching import look, watched
 from affinity.client import DrainPreview, code_differences
 from affinity.composed.client import Client
 from affinity.provider.contract import FleetLoad, Quotas, WorkerInfo
 from affinity.provider.schema import SchemaReport
 
-WATCH_SECONDS: Final = 1.0
-"""Between two looks of `affinity workers --watch`."""
-
 
 @command()
 @click.option("--desired", is_flag=True, help="Show instead how many workers the sessions need.")
-@click.option("--watch", is_flag=True, help="Show them every second, until Ctrl-C; with --json one line each time.")
+@watched()
 def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """Show the workers, also recently ended ones: state, held sessions, lease, code
     version and since when it is deployed, tags, labels.
@@ -44,25 +42,11 @@ def workers(shell: Shell, *, desired: bool, watch: bool) -> None:
     """
     if desired and watch:
         raise click.UsageError("--watch shows the workers: it contradicts --desired")
-    if watch:
-        with_client(shell, partial(_watch_workers, shell))
     if desired:
         demand = asdict(with_client(shell, lambda client: client.desired_workers()))
         shell.show(demand, lambda: pairs(demand.items()))
         return
-    found = with_client(shell, lambda client: client.workers())
-    shell.show(_documents(found), partial(_show_workers, found))
-
-
-async def _watch_workers(shell: Shell, client: Client) -> None:
-    while True:
-        found = await client.workers()
-        if shell.as_json:
-            click.echo(compact(_documents(found)))
-        else:
-            click.clear()  # nothing where there is no terminal
-            _show_workers(found)
-        await anyio.sleep(WATCH_SECONDS)
+    look(shell, Client.workers, _documents, _show_workers, watch=watch)
 
 
 def _documents(found: Sequence[WorkerInfo]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
+from functools import partial
 from typing import Any, Final, NamedTuple, get_args
 
 import click
@@ -12,7 +13,9 @@ from affinity.cli.files import written
 from affinity.cli.filters import labels_line, of_status, selected
 from affinity.cli.instances import error_details
 from affinity.cli.output import cell, clock, compact, counted, pairs, printable, relative, seconds, table
-from affinity.cli.shell import PageOptions, Progress, Shell, command, paged, with_client
+from affinity.cli.progress import Progress
+from affinity.cli.shell import PageOptions, Shell, command, paged, with_client
+from affinity.cli.watching import look, watched
 from affinity.client import Activity, HistoryRecord, Instance, TreeNode, WorkStatistics
 from affinity.composed.client import Client
 from affinity.errors import Explanation, PayloadUnreadable
@@ -54,7 +57,8 @@ class _Shown(NamedTuple):
 @command()
 @click.argument("instance_id", metavar="ID")
 @click.option("--stack", is_flag=True, help="Also the stacks of its error and of failed attempts. (--json has them.)")
-def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
+@watched(", until it has ended or Ctrl-C")
+def show(shell: Shell, instance_id: str, *, stack: bool, watch: bool) -> None:
     """Show the state of the instance ID: status, result or error, custom status, values, owner, size.
 
     Until it ends, also the reason why it waits, in one sentence; its activities: running, waiting, or retried, when and
@@ -71,34 +75,39 @@ def show(shell: Shell, instance_id: str, *, stack: bool) -> None:
         shown = [each for each in activities if not each.finished or each.status == "ended"]
         return _Shown(*about, shown, refused, await client.explain(instance_id), failed)
 
-    instance, values, size, activities, refused, waits_for, failed = with_client(shell, read)
-    document = {
-        **asdict(instance),
-        "error_details": error_details(instance),
-        "values": values,
-        "size": asdict(size),
-        "activities": activities,
-        "refused_events": refused,
-        "waits_for": waits_for,
-        "failed_attempts": failed,
+    text = partial(_show_instance, with_stack=stack)
+    look(shell, read, _instance_document, text, watch=watch, is_over=lambda found: found.instance.finished)
+
+
+def _instance_document(found: _Shown) -> dict[str, Any]:
+    return {
+        **asdict(found.instance),
+        "error_details": error_details(found.instance),
+        "values": found.values,
+        "size": asdict(found.size),
+        "activities": found.activities,
+        "refused_events": found.refused,
+        "waits_for": found.waits_for,
+        "failed_attempts": found.failed_attempts,
     }
-    why = ("waits for", None if waits_for is None else waits_for.sentence)
-    set_values = [(f"value {key}", compact(value)) for key, value in values.items()]
+
+
+def _show_instance(found: _Shown, *, with_stack: bool) -> None:
     lines = [
-        *_details(instance),
-        *_sizes(size),
-        *set_values,
-        why,
-        *_activity_lines(activities),
-        *map(_refusal, refused),
-        *_failed_lines(failed),
+        *_details(found.instance),
+        *_sizes(found.size),
+        *[(f"value {key}", compact(value)) for key, value in found.values.items()],
+        ("waits for", None if found.waits_for is None else found.waits_for.sentence),
+        *_activity_lines(found.activities),
+        *map(_refusal, found.refused),
+        *_failed_lines(found.failed_attempts),
     ]
-    shell.show(document, lambda: pairs(lines))
-    if stack and not shell.as_json:
-        for one in failed[-_MAX_LINES:]:
+    pairs(lines)
+    if with_stack:
+        for one in found.failed_attempts[-_MAX_LINES:]:
             if one.stack is not None:
                 click.echo(f"\nattempt {one.attempt} of {one.name}:\n{printable(one.stack)}")
-        click.echo("\n" + (printable(instance.error_stack) or "no stack is recorded"))
+        click.echo("\n" + (printable(found.instance.error_stack) or "no stack is recorded"))
 
 
 def _sizes(size: InstanceSize) -> list[tuple[str, object]]:
@@ -382,13 +391,19 @@ def _queue_row(one: WorkItemInfo) -> tuple[object, ...]:
 @click.option(
     "--limit", type=click.IntRange(1, MAX_COUNT), default=MAX_COUNT, show_default=True, help="Where counts stop."
 )
-def stats(shell: Shell, limit: int) -> None:
+@watched()
+def stats(shell: Shell, limit: int, *, watch: bool) -> None:
     """Show the number of instances of each status, the work in the queues, and the age of the oldest work.
 
     A number of activities or messages that is as large as --limit means: that many, or more.
     """
-    found = with_client(shell, lambda client: client.statistics(limit=limit))
-    shell.show(found, lambda: pairs(_counts(found)))
+    look(
+        shell,
+        lambda client: client.statistics(limit=limit),
+        lambda found: found,
+        lambda found: pairs(_counts(found)),
+        watch=watch,
+    )
 
 
 def _counts(found: WorkStatistics) -> Iterable[tuple[str, object]]:

@@ -452,9 +452,13 @@ def prune(
     def question(found: _Removed) -> str:
         return _words(found) if any(found.values()) else ""
 
-    removed = remove(shell, work, question, dry_run=dry_run, yes=yes, hint=_HINT)
+    removed = remove(shell, work, question, number=_number, dry_run=dry_run, yes=yes, hint=_HINT)
     shell.show({**removed, "dry_run": dry_run}, lambda: None)
     click.echo(f"{'would remove' if dry_run else 'removed'} {_words(removed)}", err=True)
+
+
+def _number(removed: _Removed) -> int:
+    return removed["histories" if "histories" in removed else "instances"]
 
 
 def _words(removed: _Removed) -> str:

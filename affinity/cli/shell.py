@@ -1,4 +1,4 @@
-"""The common parts of the commands: database option, exit codes of errors, output for scripts, client, progress."""
+"""The common parts of the commands: database option, exit codes of errors, output for scripts, client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import functools
 import getpass
 import os
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import click
@@ -30,6 +29,7 @@ from affinity.cli.help import (
     HelpGroup,
 )
 from affinity.cli.output import printable
+from affinity.cli.progress import Progress
 from affinity.composed.options import RuntimeOptions
 from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-_FIRST_SHOWN: Final = 1.0  # seconds until the first line of progress; each pause is longer than the one before …
-_SHOWN_EVERY: Final = 10.0  # … up to this
 
 DEFAULT_URL: Final = "sqlite:///affinity.db"
 """In the working directory: the embedded default."""
@@ -246,6 +243,7 @@ def remove(
     work: Callable[..., Awaitable[T]],
     words: Callable[[T], str],
     *,
+    number: Callable[[T], int],
     dry_run: bool,
     yes: bool,
     hint: str = "",
@@ -256,14 +254,16 @@ def remove(
         shell: of the command.
         work: gets a client, ``dry_run`` and ``progress``.
         words: what was found, for the question; empty: nothing.
+        number: of what was found, as progress counts it.
         dry_run: only count.
         yes: do not ask.
         hint: follows the last line about a removal that did not come to its end.
     """
 
-    def run(*, dry: bool) -> T:
+    def run(*, dry: bool, total: int | None = None) -> T:
         async def with_progress(client: Client) -> T:
-            with Progress("would remove" if dry else "removed", hint="" if dry else hint) as progress:
+            done = "would remove" if dry else "removed"
+            with Progress(done, total=total, hint="" if dry else hint) as progress:
                 ticks = asyncio.create_task(progress.tick())
                 try:
                     return await work(client, dry_run=dry, progress=progress)
@@ -275,44 +275,10 @@ def remove(
     found = run(dry=not yes or dry_run)
     if not (yes or dry_run) and (what := words(found)):
         confirm(f"Remove {what}?")
-        found = run(dry=False)
+        found = run(dry=False, total=number(found))
     return found
 
 
 def is_interactive() -> bool:
     """Whether stdin is a terminal; a process may have been started without any stdin."""
     return sys.stdin is not None and sys.stdin.isatty()
-
-
-class Progress:
-    """Reports on stderr how far long work has come, and how far it came when it fails.
-
-    Work that takes less than a second reports nothing.
-    """
-
-    def __init__(self, done: str, *, hint: str = "") -> None:
-        """Lines read "``done`` 5000"; ``hint`` follows the last one of work that did not come to its end."""
-        self._count = 0
-        self._done, self._hint = done, hint
-        self._pause = _FIRST_SHOWN
-        self._next = time.monotonic() + self._pause
-
-    def __call__(self, count: int) -> None:
-        self._count = count
-        if (now := time.monotonic()) >= self._next:
-            self._pause = min(self._pause * 1.5, _SHOWN_EVERY)
-            self._next = now + self._pause
-            click.echo(f"{self._done} {count} …", err=True)
-
-    async def tick(self) -> None:
-        """Report the last count too while a step takes long."""
-        while True:
-            await asyncio.sleep(max(self._next - time.monotonic(), 0.01))
-            self(self._count)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and self._count:
-            click.echo(f"{self._done} {self._count} before it ended{self._hint}", err=True)

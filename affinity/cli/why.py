@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from affinity.cli.output import printable, table
-from affinity.cli.shell import Shell, command, with_client
+from affinity.cli.shell import Shell, command
+from affinity.cli.watching import look, watched
 from affinity.client import Instance, UnservedWork
 from affinity.composed.client import Client
 from affinity.errors import Explanation
@@ -15,7 +16,8 @@ from affinity.errors import Explanation
 
 @command()
 @click.argument("instance_id", metavar="[ID]", required=False)
-def why(shell: Shell, instance_id: str | None) -> None:
+@watched(", until the instance has ended or Ctrl-C")
+def why(shell: Shell, instance_id: str | None, *, watch: bool) -> None:
     """Print what the instance, or conversation, ID waits for: one sentence, about the deepest reason that is known.
 
     With --json also a code of the reason, and the ids concerned: of the instance in question, and of the session,
@@ -27,19 +29,27 @@ def why(shell: Shell, instance_id: str | None) -> None:
     Examples:
       affinity why
       affinity why order-17
+      affinity why order-17 --watch
       affinity why chat-7 --json | jq -r .waits_for.code
     """
     if instance_id is None:
-        unserved = with_client(shell, lambda client: client.unserved_work())
-        shell.show({"unserved": unserved}, lambda: _show_unserved(unserved))
+        look(shell, Client.unserved_work, lambda found: {"unserved": found}, _show_unserved, watch=watch)
         return
 
     async def read(client: Client) -> tuple[Instance, Explanation | None]:
         return await client.status(instance_id), await client.explain(instance_id)
 
-    instance, waits_for = with_client(shell, read)
-    document = {"instance_id": instance_id, "status": instance.status, "waits_for": waits_for}
-    shell.show(document, lambda: click.echo(printable(_sentence(instance, waits_for))))
+    def document(found: tuple[Instance, Explanation | None]) -> dict[str, object]:
+        return {"instance_id": instance_id, "status": found[0].status, "waits_for": found[1]}
+
+    look(
+        shell,
+        read,
+        document,
+        lambda found: click.echo(printable(_sentence(*found))),
+        watch=watch,
+        is_over=lambda found: found[0].finished,
+    )
 
 
 def _show_unserved(found: Sequence[UnservedWork]) -> None:

@@ -6,7 +6,8 @@ import click
 
 from affinity.cli.arguments import DURATION
 from affinity.cli.output import counted
-from affinity.cli.shell import Progress, Shell, command
+from affinity.cli.progress import Progress
+from affinity.cli.shell import Shell, command
 from affinity.effects.table import Engine, create_table, delete_older_than, table_sql
 
 

@@ -265,19 +265,25 @@ def _located(number: int, error: SessionRecordRefused, then: str = "") -> Sessio
     return SessionRecordRefused(error.session_id, error.reason, where=f"line {number}: ", then=then)
 
 
-async def check_lines(lines: Iterable[str | bytes], sessions: Iterable[Sessions[Any]] = ()) -> None:
+async def check_lines(lines: Iterable[str | bytes], sessions: Iterable[Sessions[Any]] = ()) -> int:
     """Check every line as an import would, and write nothing.
+
+    Returns:
+        The number of records.
 
     Raises:
         InvalidInput: a line is no record; the message has its number.
         SessionRecordRefused: a record could not be loaded; the same.
     """
+    records = 0
     async for number, line in numbered_lines(lines):
         new, _ = read_line(number, line)
+        records += 1
         try:
             await _load(new, sessions)
         except SessionRecordRefused as error:
             raise _located(number, error) from error.__cause__
+    return records
 
 
 def no_progress(done: int) -> None:

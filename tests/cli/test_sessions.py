@@ -432,19 +432,3 @@ def test_ctrl_c_is_clean(database: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not list(database.parent.glob("*.jsonl*"))
     said = refused(INTERRUPTED, "sessions", "prune", "--keep", "0", "--yes")
     assert said == "removed 7 before it ended\ninterrupted\n"
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------
-
-
-def test_long_work_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, said = 0.0, list[str]()
-    monkeypatch.setattr("affinity.cli.shell.time.monotonic", lambda: now)
-    monkeypatch.setattr(click, "echo", lambda text, err: said.append(text))
-    progress = shell.Progress("removed", hint="; go on")
-    for count, now in enumerate((0.5, 1.0, 1.5, 2.5), 1):  # noqa: B007
-        progress(count)
-    assert said == ["removed 2 …", "removed 4 …"]
-    with pytest.raises(ValueError, match="x"), progress:
-        raise ValueError("x")
-    assert said[2:] == ["removed 4 before it ended; go on"]

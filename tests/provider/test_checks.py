@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -307,6 +308,24 @@ async def test_files_that_are_no_database_or_not_ours(tmp_path: Path) -> None:
     assert levels(await found(f"sqlite:///{tmp_path}/text.db")) == {"file": "error"}
     (tmp_path / "empty.db").touch()
     assert levels(await found(f"sqlite:///{tmp_path}/empty.db")) == {"schema": "warning"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists locks")
+async def test_a_check_keeps_the_locks_of_its_process(sqlite_url: str) -> None:
+    """The close of any file descriptor of the file would drop them: then another process that closes its connection
+    takes itself for the last one, and removes the log into which this process writes.
+    """
+    async with Client(sqlite_url):
+        before = _locks()
+        assert before
+        await check_database(sqlite_url)
+        assert _locks() == before
+
+
+def _locks() -> list[str]:
+    """The locks of this process, without their numbers."""
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    return sorted(line.partition(": ")[2] for line in lines if line.split()[4] == str(os.getpid()))
 
 
 async def test_another_journal(sqlite_url: str) -> None:

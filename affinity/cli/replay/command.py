@@ -13,8 +13,9 @@ from affinity.cli.arguments import DURATION, LIMIT
 from affinity.cli.files import written
 from affinity.cli.help import FAILED, UNKNOWN
 from affinity.cli.loading import load_app
+from affinity.cli.progress import Progress
 from affinity.cli.replay.results import ReplayReport, junit
-from affinity.cli.shell import Progress, Shell, command
+from affinity.cli.shell import Shell, command
 from affinity.composed.app import App
 from affinity.provider.contract import InstanceStatus
 from affinity.testing import ReplaySelection, replay_database, replay_export

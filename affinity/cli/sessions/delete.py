@@ -10,7 +10,8 @@ import click
 
 from affinity.cli.arguments import DURATION, LABEL, labels_of
 from affinity.cli.output import counted, printable
-from affinity.cli.shell import Progress, Shell, command, confirm, remove, with_client
+from affinity.cli.progress import Progress
+from affinity.cli.shell import Shell, command, confirm, remove, with_client
 from affinity.composed.client import Client
 from affinity.errors import SessionNotFound
 from affinity.session import Pruned
@@ -97,7 +98,7 @@ def prune(shell: Shell, *, labels: tuple[tuple[str, str], ...], dry_run: bool, y
     async def work(client: Client, **options: Any) -> Pruned:
         return await client.session_manager.prune(**chosen, labels=labels_of(labels), **options)
 
-    pruned = remove(shell, work, _records, dry_run=dry_run, yes=yes)
+    pruned = remove(shell, work, _records, number=lambda found: len(found.removed), dry_run=dry_run, yes=yes)
     _report(shell, {"removed": pruned.removed, "left": pruned.left, "dry_run": dry_run}, _count(pruned))
 
 

@@ -14,8 +14,9 @@ import click
 from affinity.cli.files import written
 from affinity.cli.loading import load_app
 from affinity.cli.output import counted
+from affinity.cli.progress import Progress
 from affinity.cli.sessions.filters import filter_of, filters
-from affinity.cli.shell import Progress, Shell, command, with_client
+from affinity.cli.shell import Shell, command, with_client
 from affinity.composed.client import Client
 from affinity.records import SessionFilter
 from affinity.session import Imported, ImportTimes, OnExists, SessionManager, Sessions, check_lines
@@ -46,7 +47,8 @@ def export(shell: Shell, *, session_ids: tuple[str, ...], output: str, **chosen:
         raise click.UsageError("an export is lines of JSON; --json needs --output FILE, and reports the number")
 
     async def run(client: Client) -> int:
-        with Progress("exported") as progress, written(output, private=True) as file:
+        total = len(session_ids) or None
+        with Progress("exported", total=total) as progress, written(output, private=True) as file:
             return await _write(client.session_manager.export(session_ids or where), file, progress)
 
     number = with_client(shell, run)
@@ -112,12 +114,13 @@ def import_records(
     sessions = [each for each in listeners if isinstance(each, Sessions)]
 
     async def run(client: Client) -> Imported:
-        with Progress("lines done:", hint="; written records stay: continue with --on-exists skip") as progress:
+        hint = "; written records stay: continue with --on-exists skip"
+        with Progress("lines done:", total=total, hint=hint) as progress:
             manager = SessionManager(client.session_store, sessions)
             return await manager.import_(lines, on_exists=on_exists, times=times, progress=progress)
 
     with _read_twice(file) as (lines, start):
-        anyio.run(check_lines, lines, sessions)
+        total = anyio.run(check_lines, lines, sessions)
         lines.seek(start)
         done = with_client(shell, run)
     document = {"added": done.added, "replaced": done.replaced, "skipped": done.skipped}

@@ -40,7 +40,10 @@ def prune(shell: Shell, *, dry_run: bool, yes: bool, **bounds: Any) -> None:
     async def work(client: ConversationCalls, **options: Any) -> int:
         return await client.prune_conversations(**bounds, **options)
 
-    removed = remove(shell, work, lambda found: _words(found) if found else "", dry_run=dry_run, yes=yes, hint=_HINT)
+    def question(found: int) -> str:
+        return _words(found) if found else ""
+
+    removed = remove(shell, work, question, number=int, dry_run=dry_run, yes=yes, hint=_HINT)
     shell.show({"entries": removed, "dry_run": dry_run}, lambda: None)
     click.echo(f"{'would remove' if dry_run else 'removed'} {_words(removed)}", err=True)
 

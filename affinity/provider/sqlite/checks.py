@@ -159,7 +159,7 @@ def _look(path: Path) -> _Facts:
     if exists:
         try:
             with closing(_open(path, is_writable=is_writable)) as connection:
-                is_wal = _is_wal(path)
+                is_wal = _is_wal(connection, path, is_writable=is_writable)
                 (encoding,) = connection.execute("PRAGMA encoding").fetchone()
                 schema = inspect_open(connection, path)
         except FAILURES as caught:
@@ -183,14 +183,20 @@ def _open(path: Path, *, is_writable: bool) -> sqlite3.Connection:
     # In WAL mode a reader writes the file of the locks, and a connection for reading leaves it behind. Where it cannot,
     # and there is none, nothing else writes to the database either.
     how = "mode=rw" if is_writable else "mode=ro"
-    if not is_writable and not path.with_name(f"{path.name}-wal").exists():
+    if _never_changes(path, is_writable=is_writable):
         how += "&immutable=1"
     return sqlite3.connect(f"{path.as_uri()}?{how}", uri=True, timeout=1.0, isolation_level=None)
 
 
-def _is_wal(path: Path) -> bool:
-    """Whether the file's header says so: a connection to a file that does not change has no journal."""
-    with path.open("rb") as file:
+def _never_changes(path: Path, *, is_writable: bool) -> bool:
+    return not is_writable and not path.with_name(f"{path.name}-wal").exists()
+
+
+def _is_wal(connection: sqlite3.Connection, path: Path, *, is_writable: bool) -> bool:
+    if not _never_changes(path, is_writable=is_writable):
+        # The file itself is not opened: its close would take the locks away that SQLite holds for this process.
+        return bool(connection.execute("PRAGMA journal_mode").fetchone() == ("wal",))
+    with path.open("rb") as file:  # a connection to a file that does not change has no journal, and no locks
         return file.read(_HEADER)[-2:] == _WAL
 
 
