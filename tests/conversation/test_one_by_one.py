@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import affinity
-from affinity import RetryPolicy, Wake
-from affinity.conversation import AgentMessage, ChildEnded, ConversationLimits, UserInterrupt, UserMessage
+from affinity import ConversationLimits, RetryPolicy, Wake
+from affinity.conversation import AgentMessage, ChildEnded, UserInterrupt, UserMessage
 from affinity.errors import StepFailed, WakeFailed, WakeMisuse
 from affinity.testing import Env
 from tests.conversation.application import Chat, Stage, make, stage, status, until
