@@ -54,6 +54,7 @@ class Proxy:
             None  # what the client sent; what of it goes on now
         )
         self.lines: list[ProxiedConnection] = []
+        self.loses_new = False  # as `lose`, for the connections to come
         _start(self._accept)
 
     @property
@@ -110,6 +111,7 @@ class Proxy:
                 for one in (client, server):
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 line = ProxiedConnection(client, server)
+                line.loses_requests = line.loses_replies = self.loses_new
                 with self._changed:
                     self.lines.append(line)
                     if self._closed:

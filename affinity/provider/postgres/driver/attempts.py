@@ -1,13 +1,16 @@
-"""Attempts to connect: when, and when a second one beside the first."""
+"""Attempts to connect: when, to which host, and when a second one beside the first."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
-from typing import Final
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from affinity.provider.postgres.driver.wire import Row
 
@@ -16,6 +19,17 @@ FIRST_PAUSE: Final = 0.1
 
 LONGEST_PAUSE: Final = 1.0
 """Longest time in seconds between two attempts to connect."""
+
+HOST_PATIENCE: Final = 0.5
+"""Seconds without an answer of a host after which the next one is tried beside it. A machine that is off, or stands
+still, refuses nothing; and a lease may be shorter than the time for which libpq waits for one host.
+"""
+
+_FIT: Final = {"read-write", "primary"}
+"""Values of target_session_attrs with which a host that has become a standby is passed over."""
+
+_LAST: Final[dict[str, str]] = {}
+"""The host and address that this process connected to last, by the hosts of the URL."""
 
 
 class Attempts:
@@ -79,3 +93,91 @@ def _close_unused(attempt: asyncio.Task[AsyncConnection[Row]]) -> None:
     """Close the connection of an attempt that is not needed any more."""
     if _has_connected(attempt):
         attempt.result().pgconn.finish()
+
+
+async def connect_to_a_host(conninfo: str, **options: Any) -> AsyncConnection[Any]:
+    """A new connection to the first host, in the order of the URL, that is fit and answers. Behind a host that fails,
+    the next one is tried immediately; beside one that is silent, after `HOST_PATIENCE`.
+
+    Where a primary is asked for, the host of the last connection of this process is tried before the others: beside the
+    primary that a failover has made, the old one may take connections too, until it knows.
+
+    Raises:
+        psycopg.Error: no host is fit; of the last one, with the words of each.
+    """
+    params = conninfo_to_dict(conninfo)
+    hosts = await _each_host(params)
+    if len(hosts) == 1:
+        return await AsyncConnection.connect(conninfo, **options)
+    name = ",".join(map(_place, hosts))
+    if params.get("target_session_attrs") in _FIT:
+        hosts.sort(key=lambda each: _place(each) != _LAST.get(name))
+    number, connection = await _first_fit([make_conninfo("", **each) for each in hosts], options)
+    _LAST[name] = _place(hosts[number])
+    return connection
+
+
+async def _first_fit(urls: Sequence[str], options: dict[str, Any]) -> tuple[int, AsyncConnection[Any]]:
+    """The number of the URL, and its connection."""
+    tried: list[asyncio.Task[AsyncConnection[Any]]] = []
+    running: set[asyncio.Task[AsyncConnection[Any]]] = set()
+    found: asyncio.Task[AsyncConnection[Any]] | None = None
+    try:
+        while running or len(tried) < len(urls):
+            if len(tried) < len(urls):
+                tried.append(asyncio.create_task(AsyncConnection.connect(urls[len(tried)], **options)))
+                running.add(tried[-1])
+            patience = HOST_PATIENCE if len(tried) < len(urls) else None
+            done, running = await asyncio.wait(running, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            found = next(filter(_has_connected, done), None)
+            if found is not None:
+                return tried.index(found), found.result()
+    finally:
+        unused = [each for each in tried if each is not found]
+        for each in unused:
+            each.cancel()
+            each.add_done_callback(_close_unused)
+        if running:
+            await asyncio.wait(unused)
+    errors = [each.exception() for each in tried]
+    last = errors[-1]
+    assert last is not None
+    if isinstance(last, psycopg.Error):
+        last = type(last)("\n".join(dict.fromkeys(map(str, errors))), pgconn=last.pgconn)
+    raise last
+
+
+async def _each_host(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Options for each host, and for each address of a host, in the order in which they are tried. One: libpq's to
+    refuse, or to find in the environment.
+    """
+    hosts, addresses, ports = (str(params.get(key) or "").split(",") for key in ("host", "hostaddr", "port"))
+    number = max(len(hosts), len(addresses))
+    if any(len(each) not in (1, number) for each in (hosts, addresses, ports)) or not any(hosts):
+        return [dict(params)]
+    hosts, addresses, ports = (each * number if len(each) == 1 else each for each in (hosts, addresses, ports))
+    found = [
+        {**params, "host": host or None, "hostaddr": resolved or None, "port": port or None}
+        for host, address, port in zip(hosts, addresses, ports, strict=True)
+        for resolved in ([address] if address else await _addresses(host))
+    ]
+    if params.get("load_balance_hosts") == "random":
+        random.shuffle(found)
+    if params.get("target_session_attrs") == "prefer-standby":
+        found = [*({**each, "target_session_attrs": "standby"} for each in found), *found]
+    return found
+
+
+def _place(host: Mapping[str, Any]) -> str:
+    return " ".join(str(host.get(key) or "") for key in ("host", "hostaddr", "port"))
+
+
+async def _addresses(host: str) -> list[str]:
+    """Of a name; one that has none is for libpq to refuse."""
+    if not host or host.startswith("/"):
+        return [""]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return [""]
+    return [*dict.fromkeys(str(each[4][0]) for each in found)]

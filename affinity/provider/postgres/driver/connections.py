@@ -60,7 +60,7 @@ from psycopg import AsyncConnection
 from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import BRIEFLY
-from affinity.provider.postgres.driver.attempts import Attempts, first_connection
+from affinity.provider.postgres.driver.attempts import Attempts, connect_to_a_host, first_connection
 from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import (
     check_encoding,
@@ -597,7 +597,7 @@ async def connect(target: Target, conninfo: str) -> AsyncConnection[Row]:
         SchemaMismatch: the database has an encoding, or a setting, with which this code cannot work.
     """
     try:
-        connection = await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=0)
+        connection = await connect_to_a_host(conninfo, autocommit=True, prepare_threshold=0)
     except psycopg.Error as error:
         raise translate_refusal(error, target) from None
     connection.prepared_max = None
