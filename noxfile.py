@@ -45,6 +45,13 @@ SMALL_PART: Final = [
 ]
 """What differs most from one Python to the next."""
 
+VERSIONED: Final = [
+    "tests/provider",
+    "tests/session/test_stores.py",
+    *(f"tests/worker/test_{name}.py" for name in ("connections", "faults", "outage")),
+]
+"""What depends on the version of PostgreSQL."""
+
 PROGRAMS: Final = [
     ["--programs", "6"],
     ["--programs", "2", "--postgres", "old"],
@@ -221,6 +228,14 @@ def nightly(session: nox.Session) -> None:
     install(session, "test-all")
     session.run("python", "-m", "pytest", "--all", *session.posargs)
     session.run("python", "-m", "tests.programs", "--all")
+
+
+@nox.session
+def majors(session: nox.Session) -> None:
+    """What depends on the version of PostgreSQL, on 16 and 17: all other sessions have 15 and 18."""
+    install(session, "test-all")
+    os.environ["AFFINITY_TESTS_MAJORS"] = "16 17"
+    session.run("python", "-m", "pytest", "--all", "-n", "2", *(session.posargs or VERSIONED))
 
 
 @nox.session

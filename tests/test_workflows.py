@@ -62,7 +62,7 @@ def test_the_hashes_are_of_the_pinned_versions() -> None:
 BY_HAND: Final = {"bench"}
 """Sessions that no machine runs."""
 
-AT_NIGHT: Final = {"coverage", "nightly"}
+AT_NIGHT: Final = {"coverage", "majors", "nightly"}
 
 ONLY_A_JOB: Final = {"integrations", "older", "slow"}
 """Sessions for which one machine that runs all of them, by .ci/run, has no time."""
@@ -93,7 +93,7 @@ def test_ci_runs_each_session_that_is_not_for_the_night() -> None:
 
 def test_the_files_that_sessions_name_exist() -> None:
     """Pytest runs nothing where one is missing."""
-    named = [path for part in ("PART", "SMALL_PART") for path in constant(part)]
+    named = [path for part in ("PART", "SMALL_PART", "VERSIONED") for path in constant(part)]
     assert len(named) > 20
     assert [path for path in named if not (ROOT / path).exists()] == []
 

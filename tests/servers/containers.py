@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Final
 
 from tests.servers.base import Offer, PostgresServer, StopMode, free_port, settings, stop_signal, wait_until_ready
 
-IMAGES: Final = {15: "postgres:15", 18: "postgres:18"}
+USUAL: Final = (15, 18)
+"""Major versions: the oldest that is supported, and the newest."""
 
 
 class ContainerServer(PostgresServer):
@@ -62,11 +63,12 @@ class ContainerServer(PostgresServer):
         return self._container.get_wrapped_container()
 
 
-def containers() -> Iterator[Offer]:
-    """One for each image that the engine has, or can fetch."""
+def containers(majors: Iterable[int]) -> Iterator[Offer]:
+    """One for each image of these versions that the engine has, or can fetch."""
     if not _docker_answers():
         return
-    for major, image in IMAGES.items():
+    for major in majors:
+        image = f"postgres:{major}"
         if _image_is_there(image):
             origin = f"container {image}"
             yield Offer(major, origin, partial(ContainerServer, image, major))

@@ -57,7 +57,7 @@ class LocalServer(PostgresServer):
 
     def __init__(self, programs: Path, major: int, *, fsync: bool) -> None:
         self.major = major
-        self._owner = _unprivileged()
+        self._owner = unprivileged()
         self._home = Path(tempfile.mkdtemp(prefix=f"affinity-postgres-{major}-"))
         self._data = Path(tempfile.mkdtemp(prefix=f"{self._home.name}-", dir=None if fsync else memory()))
         self._process: subprocess.Popen[bytes] | None = None
@@ -246,10 +246,15 @@ def _guard(home: Path, data: Path) -> subprocess.Popen[bytes]:
 
 def programs() -> Iterator[Offer]:
     """PostgreSQL of Debian's packages, of ``PATH``, and of the wheels in the ``test`` extra."""
-    directories = [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *_on_path(), *_in_wheels()]
-    for directory in directories:
+    for major, directory in program_directories():
+        yield Offer(major, str(directory), partial(LocalServer, directory, major))
+
+
+def program_directories() -> Iterator[tuple[int, Path]]:
+    """Major versions, and where their programs are."""
+    for directory in [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *_on_path(), *_in_wheels()]:
         if (major := _version(directory)) is not None:
-            yield Offer(major, str(directory), partial(LocalServer, directory, major))
+            yield major, directory
 
 
 def _on_path() -> Iterator[Path]:
@@ -288,7 +293,7 @@ def memory() -> Path | None:
     return MEMORY if room >= ROOM and os.access(MEMORY, os.W_OK) else None
 
 
-def _unprivileged() -> pwd.struct_passwd | None:
+def unprivileged() -> pwd.struct_passwd | None:
     """The user to run a server as; None when we are no root and may run it ourselves."""
     if os.geteuid() != 0:
         return None

@@ -135,7 +135,7 @@ class Proxy:
 
     def _answer(self, line: ProxiedConnection) -> None:
         with suppress(OSError):
-            while data := line.server.recv(_CHUNK):
+            while data := _received(line.server):
                 with self._changed:
                     self._changed.wait_for(lambda: not any(_is(line, name) for name in self._held))
                 if line.loses_replies:
@@ -153,10 +153,10 @@ class Proxy:
                 line.client.shutdown(socket.SHUT_WR)
 
 
-def _received(client: socket.socket) -> bytes:
-    """What comes next; nothing at the end: it is a reset where the client has not read all that it was sent."""
+def _received(sender: socket.socket) -> bytes:
+    """What comes next; nothing at the end: it is a reset where the other end has not read all that it was sent."""
     try:
-        return client.recv(_CHUNK)
+        return sender.recv(_CHUNK)
     except ConnectionResetError:
         return b""
 
