@@ -117,17 +117,6 @@ async def patroni_killed(stage: Stage) -> float:
     return since
 
 
-async def patroni_restarted(stage: Stage) -> float:
-    """As a supervisor does: it finds its PostgreSQL, and leads on."""
-    since = time.monotonic()
-    primary = stage.cluster.primary
-    primary.kill()
-    await anyio.sleep(1.0)
-    primary.start()
-    await stage.call(lambda: stage.cluster.until(lambda: primary.role() == "primary"))
-    return since
-
-
 async def patroni_gone(stage: Stage) -> float:
     """The same, and it comes back when all goes on."""
     primary = stage.cluster.primary
@@ -195,7 +184,6 @@ FAULTS: Final[Mapping[str, Fault]] = {
     "postgres killed": postgres_killed,
     "lagging standby": lagging,
     "patroni killed": patroni_killed,
-    "patroni restarted": patroni_restarted,
     "patroni gone": patroni_gone,
     "etcd leader killed": etcd_leader_killed,
     "quorum lost": quorum_lost,

@@ -15,7 +15,7 @@ from tests.servers.patroni import Replication, needs_patroni
 
 pytestmark = [pytest.mark.anyio, pytest.mark.nightly, needs_patroni, pytest.mark.timeout(600)]
 
-ANYWAY: Final = ["switchover", "postgres killed", "patroni restarted", "etcd leader killed", "quorum lost", "paused"]
+ANYWAY: Final = ["switchover", "postgres killed", "etcd leader killed", "quorum lost", "paused"]
 
 
 def check(outcome: Outcome) -> None:

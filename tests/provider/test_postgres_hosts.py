@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -134,7 +135,7 @@ async def test_a_random_host_is_taken_where_the_url_says_so(
     postgres_database: str, two: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    monkeypatch.setattr(attempts.random, "shuffle", list.reverse)
+    monkeypatch.setattr(random, "shuffle", list.reverse)
     await connect(several(postgres_database, [place(one.url), place(other.url)], "load_balance_hosts=random"))
     assert (len(one.lines), len(other.lines)) == (0, 1)
 
