@@ -27,7 +27,7 @@
     │   ├── ReadOnly                   the database takes no writes now: retry with backoff
     │   ├── AccessDenied               wrong credentials, or a right that is missing
     │   ├── SchemaMismatch             the database is too old or too new for the code, or was never migrated
-    │   ├── PoolerRefused              a connection pooler is between here and the database
+    │   ├── PoolerRefused              a connection pooler shares the sessions of the database
     │   ├── DatabaseFailure            anything else: a full disk, no memory, a limit; retry with backoff
     │   │   └── CodecFailed            the codec of payloads has failed, as when its key service does not answer
     │   ├── BlobStoreFailed            the store of large payloads refused or failed; retry with backoff
@@ -414,8 +414,8 @@ class SchemaMismatch(ProviderError):
 
 
 class PoolerRefused(ProviderError):
-    """A connection pooler, such as PgBouncer, is between here and PostgreSQL, and does not pass on the settings of a
-    connection: use the address of the server itself.
+    """A connection pooler, such as PgBouncer, is between here and PostgreSQL, and shares the sessions of the server:
+    use the address of the server itself, or session mode.
     """
 
     misconfigured = True

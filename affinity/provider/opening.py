@@ -112,7 +112,7 @@ async def open_provider(
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
-        PoolerRefused: it is reached through a connection pooler.
+        PoolerRefused: it is reached through a connection pooler that is not in session mode.
         SchemaMismatch: it was never migrated, or is too old or too new for this code; or its encoding is not UTF8.
     """
     options = OpenOptions(

@@ -19,8 +19,8 @@ import pytest
 from psycopg import sql
 
 from affinity import Client, Worker
-from affinity.errors import InvalidUrl
-from affinity.provider import CheckResult, change_rights, check_database
+from affinity.errors import InvalidUrl, ReadOnly
+from affinity.provider import CheckResult, change_rights, check_database, inspect_schema
 from affinity.provider.sqlite import checks as sqlite_checks
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import as_role, plain_role
@@ -219,6 +219,20 @@ async def test_a_server_of_its_own(age: str) -> None:
         }
 
 
+@needs_pgbouncer
+@pytest.mark.slow
+async def test_a_standby_behind_a_pooler(tmp_path: Path) -> None:
+    """Nothing shows there that a session is the connection's own."""
+    with ExitStack() as stack:
+        server = stack.enter_context(next(programs()).open())
+        assert isinstance(server, LocalServer)
+        standby = stack.enter_context(server.standby())
+        url = stack.enter_context(pooler(tmp_path, standby.url(), mode="session"))
+        assert levels(await found(url)) == {"pooler": "error", "primary": "error", "listen": "warning"}
+        with pytest.raises(ReadOnly, match="25006"):
+            await inspect_schema(url)
+
+
 async def test_a_server_that_cannot_be_reached() -> None:
     results = await found("postgresql://nobody@127.0.0.1:1/none")
     assert levels(results) == {"connection": "error"}
@@ -232,19 +246,24 @@ async def test_a_server_that_cannot_be_reached() -> None:
 @pytest.mark.parametrize("ignored", [REFUSES, IGNORES], ids=["refuses", "ignores"])
 async def test_a_pooler_is_found(postgres_migrated: str, tmp_path: Path, mode: str, ignored: str) -> None:
     """Whether it refuses the settings of a connection or ignores them; what is behind it is looked at all the same."""
-    with pooler(tmp_path, postgres_migrated, mode=mode, ignored=ignored, query="") as url:
+    with pooler(tmp_path, postgres_migrated, mode=mode, ignored=ignored) as url:
         results = await found(url)
-    assert levels(results) == {"pooler": "error"} | ({} if mode == "session" else {"listen": "warning"})
-    assert "connect to the PostgreSQL server itself" in str(results["pooler"].remedy)
     assert results["role"].found == "postgres is a superuser"
+    if mode == "session":
+        assert levels(results) == {}
+        assert "in session mode" in results["pooler"].found
+        assert "schema" in results
+    else:
+        assert levels(results) == {"pooler": "error", "listen": "warning"}
+        assert "or to a pooler in session mode" in str(results["pooler"].remedy)
 
 
 @needs_pgbouncer
 async def test_a_pooler_that_pretends(postgres_migrated: str, tmp_path: Path) -> None:
     """A server session that is not the connection's own is noticed."""
     pretends = "SET affinity.options = kept; SET search_path = affinity"
-    with pooler(tmp_path, postgres_migrated, mode="session", ignored=IGNORES, query=pretends) as url:
-        assert levels(await found(url)) == {"pooler": "warning"}
+    with pooler(tmp_path, postgres_migrated, mode="transaction", ignored=IGNORES, query=pretends) as url:
+        assert levels(await found(url)) == {"pooler": "error", "listen": "warning"}
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------

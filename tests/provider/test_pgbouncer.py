@@ -1,22 +1,29 @@
-"""PostgreSQL behind a real PgBouncer: the provider refuses it, whatever its mode, and says what to do."""
+"""PostgreSQL behind a real PgBouncer: the provider works in session mode; else it refuses, and says what to do."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
+from typing import Any, Final
 
+import anyio
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from affinity import migrate
-from affinity.errors import PoolerRefused, ProviderError
+from affinity.errors import ConnectionLost, PoolerRefused, ProviderError
 from affinity.provider import inspect_schema
-from affinity.provider.contract import InstanceFilter
+from affinity.provider.contract import Hint, InstanceFilter
 from affinity.provider.postgres import PostgresProvider
+from affinity.provider.postgres.driver import poolers
+from affinity.provider.postgres.driver.wire import ServerConnection
 from tests.provider.postgres_stage import registered
 from tests.servers.pgbouncer import IGNORES, PROGRAM, REFUSES, pooler
+from tests.support.smoke import smoke
 
 pytestmark = [
     pytest.mark.anyio,
@@ -27,26 +34,41 @@ SETTINGS = "SET search_path = affinity"
 """What an administrator may have made of the pooler, so that a schema is found without `options`."""
 
 
-@pytest.fixture(params=["session", "transaction", "statement"])
+@pytest.fixture(params=["transaction", "statement"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """What a client has a connection of the pooler for."""
+    """What a client has a connection of the pooler for, where it is refused."""
     pool_mode: str = request.param
     return pool_mode
 
 
-@pytest.fixture(params=[(REFUSES, ""), (IGNORES, ""), (IGNORES, SETTINGS)], ids=["refuses", "ignores", "replaces"])
+WAYS: Final = {"refuses": (REFUSES, ""), "ignores": (IGNORES, ""), "replaces": (IGNORES, SETTINGS)}
+"""What becomes of the settings with which a client connects."""
+
+
+@pytest.fixture(params=WAYS)
 def pooled(request: pytest.FixtureRequest, mode: str, postgres_migrated: str, tmp_path: Path) -> Iterator[str]:
-    """The URL of a migrated database by way of a pooler, which refuses, ignores or replaces the settings of clients."""
-    ignored, query = request.param
+    """The URL of a migrated database by way of a pooler that is refused."""
+    ignored, query = WAYS[request.param]
     with pooler(tmp_path, postgres_migrated, mode=mode, ignored=ignored, query=query) as url:
         yield url
+
+
+@pytest.fixture(params=WAYS)
+def session_pooled(request: pytest.FixtureRequest, postgres_migrated: str, tmp_path: Path) -> Iterator[str]:
+    """The URL of a migrated database by way of a pooler in session mode."""
+    ignored, query = WAYS[request.param]
+    with pooler(tmp_path, postgres_migrated, mode="session", ignored=ignored, query=query) as url:
+        yield url
+
+
+# --- transaction and statement mode -----------------------------------------------------------------------------------
 
 
 async def test_a_provider_is_not_opened_through_a_pooler(pooled: str, postgres_migrated: str) -> None:
     """Applications that need no session of their own go through; the provider names the remedy, which works."""
     with psycopg.connect(pooled, autocommit=True) as connection:
         assert connection.execute("SELECT 1").fetchall() == [(1,)]
-    with pytest.raises(PoolerRefused, match="connect to the PostgreSQL server itself and not to a pooler") as caught:
+    with pytest.raises(PoolerRefused, match="connect to the PostgreSQL server itself, or to a pooler in ses") as caught:
         await PostgresProvider.open(pooled)
     assert caught.value.misconfigured  # a start gives up immediately
     async with aclosing(await PostgresProvider.open(postgres_migrated)) as provider:
@@ -54,20 +76,42 @@ async def test_a_provider_is_not_opened_through_a_pooler(pooled: str, postgres_m
 
 
 async def test_the_schema_is_not_changed_through_a_pooler(pooled: str, postgres_migrated: str) -> None:
-    """Nor is it inspected: without its settings a connection may see the tables of another schema."""
+    """Nor is it inspected: without its settings a connection may see the tables of another schema. Nor does the pooler
+    keep a setting for the next client.
+    """
     for call in (migrate, inspect_schema):
         with pytest.raises(PoolerRefused):
             await call(pooled)
     with psycopg.connect(postgres_migrated) as connection:
         query = "SELECT count(*) FROM pg_tables WHERE tablename = 'migrations'"
         assert connection.execute(query).fetchall() == [(1,)]
+    with psycopg.connect(pooled, autocommit=True) as connection:
+        kept = connection.execute("SELECT current_setting('affinity.options', true)").fetchall()
+        assert kept in ([(None,)], [("",)])
+        assert connection.execute("SELECT count(*) FROM pg_listening_channels()").fetchall() == [(0,)]
+
+
+async def test_a_pooler_that_gives_each_client_another_session(
+    postgres_migrated: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out all the same: what is sent to the first session never comes."""
+    monkeypatch.setattr(poolers, "NOTIFIED_WITHIN", 0.5)
+    with pooler(tmp_path, postgres_migrated, mode=mode, ignored=IGNORES, server_round_robin=1, min_pool_size=5) as url:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(psycopg.connect(url, autocommit=True)) for _ in range(4)]
+            if mode == "transaction":
+                for client in clients:
+                    stack.enter_context(client.transaction())
+                    client.execute("SELECT 1")
+        with pytest.raises(PoolerRefused):
+            await PostgresProvider.open(url)
 
 
 async def test_a_provider_that_meets_a_pooler_later_tries_again(
     postgres_migrated: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its calls fail with an error that a worker survives, and succeed when the address is the server's again."""
-    with pooler(tmp_path, postgres_migrated, mode=mode, ignored=REFUSES, query="") as pooled:
+    with pooler(tmp_path, postgres_migrated, mode=mode) as pooled:
         async with aclosing(await PostgresProvider.open(postgres_migrated)) as provider:
             worker = await registered(provider)
             connection = provider.connections.fetch  # not made yet
@@ -80,6 +124,96 @@ async def test_a_provider_that_meets_a_pooler_later_tries_again(
             assert caught.value.retryable
             monkeypatch.setattr(connection, "_conninfo", direct)
             assert await worker.take(1) == []
+
+
+# --- session mode -----------------------------------------------------------------------------------------------------
+
+
+async def test_workers_and_clients_work_in_session_mode(session_pooled: str) -> None:
+    """As do migrations. What waits for a hint receives it."""
+    assert (await inspect_schema(session_pooled)).is_usable
+    assert await migrate(session_pooled) == (1, 1)
+    await smoke(session_pooled)
+    async with aclosing(await PostgresProvider.open(session_pooled)) as provider:
+        worker = await registered(provider)
+        async with provider.hints(worker.identity) as hints:
+            await provider.notify_workers({worker.identity.worker_id: Hint(work=True)})
+            found = await hints.wait(30.0)
+        assert found is not None
+        assert found.work
+
+
+async def test_connections_have_the_settings_of_those_without_a_pooler(
+    session_pooled: str, postgres_migrated: str
+) -> None:
+    """All of them: `HOT` and `COLD`, the timeouts, the schema, what is pinned, and those in the URL."""
+    settings = "SELECT name, setting FROM pg_settings ORDER BY name"
+    ours = "?options=-cgeqo%3Doff%20--work-mem%3D1234%20-c%20IntervalStyle%3Diso_8601"
+    for opened in (session_pooled, postgres_migrated):
+        found = []
+        async with aclosing(await PostgresProvider.open(opened + ours, application_name="same")) as provider:
+            for calls in (provider.connections.commit, provider.connections.misc):
+                rows: dict[str, str] = dict(await calls.run_once(settings))
+                found.append(rows)
+                assert (rows["geqo"], rows["work_mem"], rows["IntervalStyle"]) == ("off", "1234", "postgres")
+        if opened == session_pooled:
+            through = found
+    assert found == through
+
+
+async def test_options_that_are_no_settings(session_pooled: str) -> None:
+    with pytest.raises(PoolerRefused, match=r"leave '-d' out"):
+        await PostgresProvider.open(f"{session_pooled}?options=-d%203")
+
+
+async def test_a_call_is_asked_about_by_the_servers_number(session_pooled: str) -> None:
+    """Of its server session; the pooler gives its clients another one. A slow call is not taken for a lost one."""
+    async with aclosing(await PostgresProvider.open(session_pooled, probe_after=0.2)) as provider:
+        (row,) = await provider.connections.fetch.run_once("SELECT pg_backend_pid()")
+        protocol = provider.connections.fetch._protocol
+        assert protocol is not None
+        assert protocol.server_session[0] == row[0] != protocol._pgconn.backend_pid
+        assert await provider.connections.fetch.run_once("SELECT pg_sleep(1.0)::text") == [("",)]
+
+
+async def test_a_connection_that_is_cut_off_is_not_taken_for_a_shared_one(
+    postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pooler gives its session to the next client, which is the one that sends."""
+    execute = ServerConnection.execute
+
+    async def cut(connection: ServerConnection, query: Any, *args: Any, **options: Any) -> Any:
+        cursor = await execute(connection, query, *args, **options)
+        if "LISTEN" in repr(query):
+            with socket.socket(fileno=os.dup(connection.pgconn.socket)) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            await anyio.sleep(0.2)
+        return cursor
+
+    with pooler(tmp_path, postgres_migrated, mode="session", ignored=IGNORES) as url:
+        monkeypatch.setattr(ServerConnection, "execute", cut)
+        with pytest.raises(ConnectionLost):
+            await inspect_schema(url)
+
+
+async def test_a_pool_without_room(postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again, as a server without room is: nothing is wrong with the configuration."""
+    monkeypatch.setattr(poolers, "PROOF_TIMEOUT", 0.5)
+    with pooler(tmp_path, postgres_migrated, mode="session", default_pool_size=1) as url:
+        with pytest.raises(ConnectionLost, match="no second connection") as caught:
+            await PostgresProvider.open(url)
+        assert not caught.value.misconfigured
+
+
+async def test_a_pooler_that_ends(postgres_migrated: str, tmp_path: Path) -> None:
+    """A call of an open provider fails as when the server ends."""
+    with pooler(tmp_path, postgres_migrated, mode="session") as url:
+        provider = await PostgresProvider.open(url)
+        worker = await registered(provider)
+        assert await worker.take(1) == []
+    with pytest.raises(ConnectionLost):
+        await worker.take(1)
+    await provider.aclose()
 
 
 # --- what a pooler passes on, as docs/run/databases.md says -----------------------------------------------------------

@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.target import Target
-from affinity.provider.postgres.driver.wire import Outcome, Row, WireProtocol
+from affinity.provider.postgres.driver.wire import Outcome, Row, ServerConnection, WireProtocol
 
 APPLICATION: Final = "affinity conformance"
 """Whose connections are kept: ``application_name`` of `PostgresProvider.open`."""
@@ -35,7 +35,7 @@ class KeptWireProtocol(WireProtocol):
 
     def __init__(
         self,
-        connection: AsyncConnection[Any],
+        connection: ServerConnection,
         ended: Callable[[Outcome], None],
         answered: Callable[[list[list[Row]]], None],
     ) -> None:

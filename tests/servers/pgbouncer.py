@@ -26,7 +26,9 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {mode}
 ignore_startup_parameters = {ignored}
+default_pool_size = 90
 {user}
+{more}
 """
 
 REFUSES: Final = ""
@@ -34,8 +36,12 @@ IGNORES: Final = "options"
 
 
 @contextmanager
-def pooler(directory: Path, url: str, *, mode: str, ignored: str, query: str) -> Iterator[str]:
-    """A PgBouncer before the database of ``url``, in a pool mode; ``query`` is run on each of its own connections."""
+def pooler(
+    directory: Path, url: str, *, mode: str, ignored: str = REFUSES, query: str = "", **more: int
+) -> Iterator[str]:
+    """A PgBouncer before the database of ``url``, in a pool mode; ``query`` is run on each of its own connections.
+    ``more`` are settings.
+    """
     server = conninfo_to_dict(url)
     port = free_port()
     configuration = directory / "pgbouncer.ini"
@@ -47,6 +53,7 @@ def pooler(directory: Path, url: str, *, mode: str, ignored: str, query: str) ->
             port=port,
             mode=mode,
             ignored=ignored,
+            more="\n".join(f"{name} = {value}" for name, value in more.items()),
             user="user = nobody" if os.geteuid() == 0 else "",  # it does not run as root
         )
     )

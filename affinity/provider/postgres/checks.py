@@ -7,7 +7,6 @@ worker is refused, and it looks for more, such as whether notifications arrive.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -15,12 +14,13 @@ from functools import partial
 from typing import Final, LiteralString
 
 import psycopg
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from affinity.errors import AffinityError, PoolerRefused, ProviderError
 from affinity.limits import MAX_CLOCK_SKEW
 from affinity.provider.checks import CheckResult, check_schema, error, ok, warning
-from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, WRONG_ENCODING, translate, translate_refusal
+from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, WRONG_ENCODING, translate
+from affinity.provider.postgres.driver.poolers import open_another, open_connection, receives, settle
 from affinity.provider.postgres.driver.target import COLD, MARKER, Target
 from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.postgres.migration import RunStatement, inspect_connected
@@ -34,9 +34,6 @@ _TESTED: Final = range(15, 19)
 
 _WORKER_CONNECTIONS: Final = 5
 """Connections of a worker, with the one that it needs for a moment when it starts."""
-
-_NOTIFIED_WITHIN: Final = 1.0
-"""Seconds for a notification to arrive."""
 
 _NAMES: Final = 5
 """Missing rights that a result names."""
@@ -76,6 +73,11 @@ class _Facts:
     """Whether a notification arrives; None: not asked."""
     schema: CheckResult | None = None
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether a pooler is between the connection and the server."""
+        return not self.keeps_settings or self.known_pid not in (None, self.pid)
+
 
 async def check_server(ask: RunStatement, target: Target) -> list[CheckResult]:
     """Look at a server over an open connection of a worker."""
@@ -86,8 +88,9 @@ async def check_target(target: Target) -> list[CheckResult]:
     """Look at a server over connections of our own, without a change of it."""
     async with AsyncExitStack() as stack:
         try:
-            connection = await stack.enter_async_context(await _connect(target))
-            other = await stack.enter_async_context(await _connect(target))
+            conninfo = target.connect("affinity check", COLD)
+            connection = await stack.enter_async_context(await open_connection(target, conninfo))
+            other = await stack.enter_async_context(await open_another(connection, target, conninfo))
             facts = await _look(connection, other, target)
         except ProviderError as caught:
             return [error("connection", str(caught), None)]
@@ -111,12 +114,14 @@ def _check_version(facts: _Facts) -> CheckResult:
     return ok("version", found)
 
 
-def _check_pooler(facts: _Facts) -> CheckResult:
-    if not facts.keeps_settings:
-        return error("pooler", "a pooler in between does not pass on the settings of a connection", WITHOUT_POOLER)
-    if facts.known_pid not in (None, facts.pid):
-        return warning("pooler", "a pooler in between shares server sessions", WITHOUT_POOLER)
-    return ok("pooler", "none")
+def _check_pooler(facts: _Facts) -> CheckResult | None:
+    if facts.notifies is None:
+        return None
+    if not facts.is_pooled:
+        return ok("pooler", "none")
+    if facts.notifies:
+        return ok("pooler", "in between, in session mode: each connection has a server session of its own")
+    return error("pooler", "a pooler in between shares the sessions of the server", WITHOUT_POOLER)
 
 
 def _check_primary(facts: _Facts) -> CheckResult:
@@ -268,11 +273,14 @@ async def _ask_facts(ask: RunStatement, target: Target) -> _Facts:
 async def _look(connection: AsyncConnection[Row], other: AsyncConnection[Row], target: Target) -> _Facts:
     ask = partial(_ask, connection)
     facts = await _ask_facts(ask, target)
+    facts = replace(
+        facts, known_pid=connection.info.backend_pid, notifies=await _notifies(connection, other, facts.pid)
+    )
+    if facts.is_pooled and facts.notifies:
+        await settle(connection, target, target.connect("affinity check", COLD))
     return replace(
         facts,
-        known_pid=connection.info.backend_pid,
         missing=await _ask_missing(ask, target, facts.version_number),
-        notifies=await _notifies(connection, other),
         schema=await _inspect(connection, target, facts),
     )
 
@@ -285,22 +293,13 @@ async def _ask_missing(ask: RunStatement, target: Target, server_version: int) -
     return [(kind, name, privilege) for kind, name, privilege in rows]
 
 
-async def _notifies(connection: AsyncConnection[Row], other: AsyncConnection[Row]) -> bool:
-    """Whether a connection receives what another one sends: by a transaction that writes no row."""
-    channel = f"affinity_check_{uuid.uuid4().hex}"
-    name = sql.Identifier(channel)
+async def _notifies(connection: AsyncConnection[Row], other: AsyncConnection[Row], pid: int) -> bool:
     try:
-        await connection.execute(sql.SQL("LISTEN {}").format(name))
-        try:
-            await other.execute("SELECT pg_notify(%s, '')", [channel])
-            async for _ in connection.notifies(timeout=_NOTIFIED_WITHIN, stop_after=1):
-                return True
-        finally:
-            await connection.execute(sql.SQL("UNLISTEN {}").format(name))
+        return await receives(connection, other, pid)
     except psycopg.Error:
-        if connection.broken:
+        if connection.broken or other.broken:
             raise
-    return False
+        return False
 
 
 async def _inspect(connection: AsyncConnection[Row], target: Target, facts: _Facts) -> CheckResult | None:
@@ -320,18 +319,3 @@ async def _inspect(connection: AsyncConnection[Row], target: Target, facts: _Fac
 
 async def _ask(connection: AsyncConnection[Row], statement: LiteralString, params: Params | None = None) -> list[Row]:
     return await (await connection.execute(statement, params, prepare=False)).fetchall()
-
-
-async def _connect(target: Target) -> AsyncConnection[Row]:
-    """A connection, if need be without the settings of ours, as through a pooler that refuses them."""
-    try:
-        return await _attempt(target, target.connect("affinity check", COLD))
-    except PoolerRefused:
-        return await _attempt(target, target.connect_plainly("affinity check"))
-
-
-async def _attempt(target: Target, conninfo: str) -> AsyncConnection[Row]:
-    try:
-        return await AsyncConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
-    except psycopg.Error as caught:
-        raise translate_refusal(caught, target) from None

@@ -118,7 +118,7 @@ class PostgresProvider(Database):
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.
-            PoolerRefused: it is reached through a pooler that does not pass on the settings of a connection.
+            PoolerRefused: it is reached through a pooler that is not in session mode.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
         target = Target.parse(url)

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from affinity.provider.postgres.driver.wire import Row
+from affinity.provider.postgres.driver.wire import ServerConnection
 
 FIRST_PAUSE: Final = 0.1
 """Longest time in seconds from the loss of a connection to the first attempt to connect again."""
@@ -62,9 +61,7 @@ class Attempts:
         self._failures = None
 
 
-async def first_connection(
-    begin: Callable[[], asyncio.Task[AsyncConnection[Row]]], patience: float
-) -> AsyncConnection[Row]:
+async def first_connection(begin: Callable[[], asyncio.Task[ServerConnection]], patience: float) -> ServerConnection:
     """A new connection, or the error when no attempt connects. A connection may die before its first answer without a
     word: after ``patience`` seconds a second attempt begins beside the first, and the one that connects first counts.
     """
@@ -85,17 +82,17 @@ async def first_connection(
             attempt.add_done_callback(_close_unused)
 
 
-def _has_connected(attempt: asyncio.Task[AsyncConnection[Row]]) -> bool:
+def _has_connected(attempt: asyncio.Task[ServerConnection]) -> bool:
     return not attempt.cancelled() and attempt.exception() is None
 
 
-def _close_unused(attempt: asyncio.Task[AsyncConnection[Row]]) -> None:
+def _close_unused(attempt: asyncio.Task[ServerConnection]) -> None:
     """Close the connection of an attempt that is not needed any more."""
     if _has_connected(attempt):
         attempt.result().pgconn.finish()
 
 
-async def connect_to_a_host(conninfo: str, **options: Any) -> AsyncConnection[Any]:
+async def connect_to_a_host(conninfo: str, **options: Any) -> ServerConnection:
     """A new connection to the first host, in the order of the URL, that is fit and answers. Behind a host that fails,
     the next one is tried immediately; beside one that is silent, after `HOST_PATIENCE`.
 
@@ -108,7 +105,7 @@ async def connect_to_a_host(conninfo: str, **options: Any) -> AsyncConnection[An
     params = conninfo_to_dict(conninfo)
     hosts = await _each_host(params)
     if len(hosts) == 1:
-        return await AsyncConnection.connect(conninfo, **options)
+        return await ServerConnection.connect(conninfo, **options)
     name = ",".join(map(_place, hosts))
     if params.get("target_session_attrs") in _FIT:
         hosts.sort(key=lambda each: _place(each) != _LAST.get(name))
@@ -117,15 +114,15 @@ async def connect_to_a_host(conninfo: str, **options: Any) -> AsyncConnection[An
     return connection
 
 
-async def _first_fit(urls: Sequence[str], options: dict[str, Any]) -> tuple[int, AsyncConnection[Any]]:
+async def _first_fit(urls: Sequence[str], options: dict[str, Any]) -> tuple[int, ServerConnection]:
     """The number of the URL, and its connection."""
-    tried: list[asyncio.Task[AsyncConnection[Any]]] = []
-    running: set[asyncio.Task[AsyncConnection[Any]]] = set()
-    found: asyncio.Task[AsyncConnection[Any]] | None = None
+    tried: list[asyncio.Task[ServerConnection]] = []
+    running: set[asyncio.Task[ServerConnection]] = set()
+    found: asyncio.Task[ServerConnection] | None = None
     try:
         while running or len(tried) < len(urls):
             if len(tried) < len(urls):
-                tried.append(asyncio.create_task(AsyncConnection.connect(urls[len(tried)], **options)))
+                tried.append(asyncio.create_task(ServerConnection.connect(urls[len(tried)], **options)))
                 running.add(tried[-1])
             patience = HOST_PATIENCE if len(tried) < len(urls) else None
             done, running = await asyncio.wait(running, timeout=patience, return_when=asyncio.FIRST_COMPLETED)

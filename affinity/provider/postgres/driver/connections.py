@@ -60,18 +60,13 @@ from psycopg import AsyncConnection
 from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import BRIEFLY
-from affinity.provider.postgres.driver.attempts import Attempts, connect_to_a_host, first_connection
+from affinity.provider.postgres.driver.attempts import Attempts, first_connection
 from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
-from affinity.provider.postgres.driver.errors import (
-    check_encoding,
-    is_prepared_anew,
-    translate,
-    translate_refusal,
-    unchangeable,
-)
-from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, PIN, PINNED, Target
+from affinity.provider.postgres.driver.errors import check_encoding, is_prepared_anew, translate, unchangeable
+from affinity.provider.postgres.driver.poolers import open_connection, use_session
+from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, MARKER, PIN, PINNED, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
-from affinity.provider.postgres.driver.wire import Outcome, Row, Statement, WireProtocol
+from affinity.provider.postgres.driver.wire import Outcome, Row, ServerConnection, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
@@ -290,7 +285,7 @@ class Connection(Calls):
                 self._ask(call, self._protocol)
         self._go_on()
 
-    async def _attempt(self) -> AsyncConnection[Row]:
+    async def _attempt(self) -> ServerConnection:
         return await _connect_checked(self._target, self._conninfo, self._check)
 
     def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
@@ -587,23 +582,27 @@ async def _wait_for(attempts: Collection[asyncio.Task[Any]]) -> None:
             task.cancel()
 
 
-async def connect(target: Target, conninfo: str) -> AsyncConnection[Row]:
+async def connect(target: Target, conninfo: str) -> ServerConnection:
     """A connection in autocommit that prepares each statement at its first use, receives binary values, and has the
-    settings `PINNED`.
+    settings `PINNED`. It has a server session of its own, also through a pooler (`driver.poolers`).
 
     Raises:
         InvalidUrl: the URL has an option that libpq cannot use.
         ConnectionLost, AccessDenied, PoolerRefused: there is no connection.
         SchemaMismatch: the database has an encoding, or a setting, with which this code cannot work.
+        ReadOnly: a standby through a pooler.
     """
-    try:
-        connection = await connect_to_a_host(conninfo, autocommit=True, prepare_threshold=0)
-    except psycopg.Error as error:
-        raise translate_refusal(error, target) from None
+    connection = await open_connection(target, conninfo)
     connection.prepared_max = None
     try:
         check_encoding(connection.info.parameter_status("server_encoding"), target)
-        await connection.execute(PIN, {"names": [*PINNED], "values": [*PINNED.values()]}, prepare=False)
+        known = connection.info.backend_pid
+        (name, kept), (names, values) = MARKER, ([*PINNED], [*PINNED.values()])
+        params = {"names": names, "values": values, "marker": name, "kept": kept, "pid": known}
+        ((pid, found, _),) = await (await connection.execute(PIN, params, prepare=False)).fetchall()
+        connection.server_pid = pid
+        if pid != known or found != kept:
+            await use_session(connection, target, conninfo)
     except psycopg.errors.InsufficientPrivilege as error:
         connection.pgconn.finish()
         raise unchangeable(error, target) from None
@@ -613,7 +612,7 @@ async def connect(target: Target, conninfo: str) -> AsyncConnection[Row]:
     return connection
 
 
-async def _connect_checked(target: Target, conninfo: str, check: Check | None) -> AsyncConnection[Row]:
+async def _connect_checked(target: Target, conninfo: str, check: Check | None) -> ServerConnection:
     connection = await connect(target, conninfo)
     if check is not None:
         try:

@@ -81,14 +81,17 @@ PINNED: Final = {
 environment (PGTZ, PGDATESTYLE, PGOPTIONS) says. Each new connection sets them, in one message (`PIN`).
 """
 
-PIN: Final[LiteralString] = """
-SELECT count(set_config(name, value, false))
-FROM unnest(%(names)s::text[], %(values)s::text[]) AS pinned (name, value)
-WHERE value <> current_setting(name, true)"""
-"""Changes the settings that differ. A setting that the server does not know is left out."""
-
 MARKER: Final = ("affinity.options", "kept")
 """A setting of each connection: without it, a pooler has ignored the settings."""
+
+PIN: Final[LiteralString] = """
+SELECT pg_backend_pid(), current_setting(%(marker)s, true), count(set_config(name, value, false))
+FROM unnest(%(names)s::text[], %(values)s::text[]) AS pinned (name, value)
+WHERE value <> current_setting(name, true)
+    AND current_setting(%(marker)s, true) = %(kept)s AND pg_backend_pid() = %(pid)s"""
+"""Changes the settings that differ. A setting that the server does not know is left out. Through a pooler it changes
+nothing, which the marker or the process id shows.
+"""
 
 HOT: Final = {
     # Queues fill and drain faster than statistics are collected, so statistics are always wrong. A plan is therefore
@@ -189,12 +192,6 @@ class Target:
         given = {key: value for key, value in self.conninfo.items() if key != "options"}
         defaults = {**_NETWORK, "application_name": application_name}
         return make_conninfo("", **{**defaults, **given, "client_encoding": "UTF8", "options": options})
-
-    def connect_plainly(self, application_name: str) -> str:
-        """As `connect`, without the settings, for a look through a pooler that refuses them."""
-        given = {key: value for key, value in self.conninfo.items() if key != "options"}
-        defaults: dict[str, str | int] = {**_NETWORK, "application_name": application_name}
-        return make_conninfo("", **{**defaults, **given})
 
 
 def _defaults() -> dict[str, str]:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +91,12 @@ class _Shape:
     formats: tuple[int, ...]  # of the columns
 
 
+class ServerConnection(AsyncConnection[Row]):
+    """A connection, and the process id of its server session: a pooler gives another number to its clients."""
+
+    server_pid: int = 0
+
+
 _Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
 """A statement, and the types of its other values: they are part of the prepared statement."""
 
@@ -101,7 +108,7 @@ class WireProtocol:
 
     def __init__(
         self,
-        connection: AsyncConnection[Row],
+        connection: ServerConnection,
         ended: Callable[[Outcome], None],
         answered: Callable[[list[list[Row]]], None],
     ) -> None:
@@ -115,6 +122,9 @@ class WireProtocol:
         self._transformer = Transformer(connection)
         self._shapes: dict[LiteralString, _Shape] = {}
         self._names: dict[_Key, bytes] = {}  # of statements that the server has prepared
+        # A pooler that is configured anew may give us the session of another client, with statements of its own.
+        is_pooled = connection.server_pid != connection.pgconn.backend_pid
+        self._prefix = b"affinity_%b_" % secrets.token_hex(4).encode() if is_pooled else b"affinity_"
         self._numbers = count()
         self._then: Callable[[], None] | None = None  # the next request of the same call
         self._results: list[PGresult] = []
@@ -129,7 +139,7 @@ class WireProtocol:
     def server_session(self) -> tuple[int, str]:
         """The process id and the ``application_name`` that the server knows this connection by."""
         name = self._pgconn.parameter_status(b"application_name")
-        return self._pgconn.backend_pid, (name or b"").decode()
+        return self._connection.server_pid, (name or b"").decode()
 
     @property
     def idle(self) -> bool:
@@ -179,7 +189,7 @@ class WireProtocol:
 
     def _prepare(self, key: _Key, then: Callable[[], None]) -> None:
         shape, types = key
-        name = b"affinity_%d" % next(self._numbers)
+        name = b"%b%d" % (self._prefix, next(self._numbers))
         self._pgconn.send_prepare(name, shape.query, [*(types or ()), *shape.types])
         self._sent(then=partial(self._prepared, key, name, then))
 
