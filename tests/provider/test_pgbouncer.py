@@ -20,6 +20,7 @@ from affinity.provider import inspect_schema
 from affinity.provider.contract import Hint, InstanceFilter
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import poolers
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.postgres.driver.wire import ServerConnection
 from tests.provider.postgres_stage import registered
 from tests.servers.pgbouncer import IGNORES, PROGRAM, REFUSES, pooler
@@ -194,6 +195,32 @@ async def test_a_connection_that_is_cut_off_is_not_taken_for_a_shared_one(
         monkeypatch.setattr(ServerConnection, "execute", cut)
         with pytest.raises(ConnectionLost):
             await inspect_schema(url)
+
+
+async def test_the_second_connection_goes_to_the_same_of_several_poolers(
+    postgres_migrated: str, tmp_path: Path
+) -> None:
+    """Else nothing that is sent would come where the servers behind them differ."""
+    with ExitStack() as stack:
+        ports = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            url = stack.enter_context(pooler(tmp_path / name, postgres_migrated, mode="session"))
+            ports.append(str(conninfo_to_dict(url)["port"]))
+        hosts = f"?host=127.0.0.1,127.0.0.1&port={','.join(ports)}&load_balance_hosts=random"
+        target = Target.parse(url.partition("?")[0] + hosts)
+        conninfo = target.connect("affinity test", {})
+        found = set()
+        for _ in range(12):
+            async with (
+                await poolers.open_connection(target, conninfo) as first,
+                await poolers.open_another(first, target, conninfo) as second,
+            ):
+                assert second.pgconn.port == first.pgconn.port
+                found.add(first.pgconn.port.decode())
+        assert found == {*ports}
+        async with aclosing(await PostgresProvider.open(url.partition("?")[0] + hosts)) as provider:
+            assert await provider.list_instances(InstanceFilter(), 1) == []
 
 
 async def test_a_pool_without_room(postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
