@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import affinity
-from affinity.client import Instance
 
 
 def rendezvous(root_id: str, cells: Sequence[str]) -> str:
@@ -45,7 +44,7 @@ class Cells:
         """Start an orchestration in its cell. Its id has to be known before: it decides where."""
         await self.client_of(root_id).start(name, data, instance_id=root_id)
 
-    async def list(self) -> list[Instance]:
+    async def list(self) -> list[affinity.Instance]:
         """Return the instances of all cells, the newest first. It is no snapshot: each cell is read at its own time."""
         found = [one for client in self.clients.values() async for one in client.list_instances()]
         return sorted(found, key=lambda one: one.created_at, reverse=True)
