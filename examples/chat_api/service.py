@@ -14,13 +14,14 @@ from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import affinity
 from affinity import ConversationHandle
 from affinity.conversation import UserMessage
-from affinity.errors import ClientError, UnknownConversation, UnknownEntry, WaitTimeout
+from affinity.errors import ClientError, UnknownConversation, WaitTimeout
+from affinity.integrations.web import MAY_ALL, ChatAccess, create_chat
 from examples.chat_api.chat import chats
 
 REFUSED = (ClientError, ValueError, KeyError, TypeError)  # all but the first: a body that is none
@@ -47,26 +48,6 @@ async def ask(request: Request) -> Response:
     except WaitTimeout:
         return JSONResponse({"status": "running"}, 202)
     return JSONResponse({"seq": reply.seq, "text": reply.text, "requires_action": reply.requires_action})
-
-
-async def events(request: Request) -> Response:
-    """Server-sent events: entries of the journal, and what is said at this moment; resumes behind Last-Event-ID."""
-    talk = conversation_of(request)
-    await talk.status()  # raises if there is no such conversation
-    feed = talk.events(after=request.headers.get("last-event-id") or "0", follow=True)
-
-    async def lines() -> AsyncIterator[str]:
-        try:
-            async with feed:
-                async for item in feed:
-                    yield f"id: {feed.position}\nevent: {item.kind}\ndata: {item.to_json()}\n\n"
-            yield f"id: {feed.position}\nevent: end\ndata: null\n\n"  # it is terminated: the page closes the stream
-        except (UnknownConversation, UnknownEntry):
-            # The chat was deleted, retention has removed what was to follow (`EntriesRemoved`), or the database may
-            # have lost entries (`TimelineChanged`): the browser connects again, from the beginning.
-            yield "id: 0\nevent: reset\ndata: null\n\n"
-
-    return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
 async def requests(request: Request) -> Response:
@@ -107,13 +88,14 @@ def create(url: str | None = None) -> Starlette:
         async with affinity.Client(url or os.environ.get("AFFINITY_URL", "sqlite:///chat.db")) as client:
             yield {"client": client}
 
+    chat = create_chat(chats, lambda request: request.state.client, access=lambda request: ChatAccess(MAY_ALL))
     routes = [
         Route("/chats/{chat}", show),
         Route("/chats/{chat}/messages", post, methods=["POST"]),
         Route("/chats/{chat}/ask", ask, methods=["POST"]),
-        Route("/chats/{chat}/events", events),
         Route("/chats/{chat}/requests", requests),
         Route("/chats/{chat}/requests/{request}", answer, methods=["POST"]),
         Route("/chats/{chat}/cancel", cancel, methods=["POST"]),
+        *chat.routes("/chats"),  # among them /chats/{chat}/events: server-sent events, resumed behind Last-Event-ID
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=dict.fromkeys(REFUSED, refuse))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 from starlette.requests import Request
@@ -109,7 +109,8 @@ class WebChat:
         access = await self._service.access(request, "events")
         talk = await self._service.known(request, access, conversation_id(request))
         after = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-        await check_position(talk, after)
+        with suppress(errors.UnknownEntry):  # the feed says `reset`; a refused `EventSource` stays away
+            await check_position(talk, after)
         feed = talk.events(after=after, follow=True)
         return EventStream(_event_lines(feed, self._service.heartbeat))
 

@@ -437,7 +437,6 @@ async def test_what_is_too_large_or_of_another_kind_is_refused(http: httpx.Async
         ("GET", "/ann/stream?after=1~1--~0~999", 410),
         ("GET", "/ann/stream?after=1~1--~0~1@ff-x", 410),
         ("GET", "/ann/events?after=x", 422),
-        ("GET", "/ann/events?after=999", 410),
     ],
 )
 async def test_each_refusal_has_its_status(http: httpx.AsyncClient, method: str, path: str, status: int) -> None:
@@ -446,6 +445,13 @@ async def test_each_refusal_has_its_status(http: httpx.AsyncClient, method: str,
     assert response.status_code == status, response.text
     assert status == 204 or [*response.json()] == ["error"]
     assert status != 405 or response.headers["allow"]
+
+
+async def test_a_reader_of_the_journal_whose_place_is_gone_begins_again(http: httpx.AsyncClient) -> None:
+    """An `EventSource` that is refused does not connect again."""
+    await page_of(http, "hello")
+    response = await http.get("/api/chat/ann/events?after=999")
+    assert (response.status_code, response.text) == (200, "id: 0\nevent: reset\ndata: null\n\n")
 
 
 def test_a_place_is_read_as_it_was_written() -> None:
