@@ -176,11 +176,12 @@ class Member(Unit):
             os.kill(pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """PostgreSQL goes on before its Patroni does."""
+        """PostgreSQL goes on, then a new Patroni: the old one, of release 3.0.2, may take back the lock that it had."""
+        self.kill()
         for pid in self._postgres():
             os.kill(pid, signal.SIGCONT)
         time.sleep(0.5)
-        self.send(signal.SIGCONT)
+        self.start()
 
     def _postgres(self) -> list[int]:
         first = self.postmaster
@@ -275,6 +276,8 @@ class Cluster:
         if kept := os.environ.get(KEPT):
             for log in self.home.glob("*.log"):
                 shutil.copy(log, kept)
+        for unit in (*self.members.values(), self.haproxy, *self.etcd):
+            unit.kill()
         for member in self.members.values():
             member.proxy.close()
         self._guard.communicate()
