@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Final
 
 from tests.programs.area import AnyArea
@@ -12,6 +13,11 @@ from tests.programs.areas.orchestrations import ORCHESTRATIONS
 from tests.programs.areas.schedules import SCHEDULES
 from tests.programs.areas.starts import STARTS
 
-AREAS: Final[Mapping[str, AnyArea]] = {
-    each.name: each for each in (ORCHESTRATIONS, CONVERSATIONS, AGENTS, SCHEDULES, STARTS)
-}
+_AREAS: list[AnyArea] = [ORCHESTRATIONS, CONVERSATIONS, AGENTS, SCHEDULES, STARTS]
+
+if find_spec("pydantic_ai") is not None:
+    from tests.programs.areas.plugs import PLUGS
+
+    _AREAS.append(PLUGS)
+
+AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in _AREAS}

@@ -31,6 +31,9 @@ from tests.programs.program import Size
 
 NAME: Final = "agents"
 
+STEERED: Final = f"{NAME}-2"
+"""The agent whose model reads between two rounds what has come since."""
+
 ATTEMPTS: Final = 3
 
 DONE: Final = "done "
@@ -151,7 +154,8 @@ def make() -> affinity.Conversations[Agent]:
 
     @agents.on_wake(retry=affinity.RetryPolicy(max_attempts=ATTEMPTS, initial_interval=60))
     async def handle(wake: affinity.Wake, agent: Agent) -> None:
-        await run_loop(wake, model=partial(_ask, attempt=wake.attempt), tools=_tools(agent))
+        steer = wake.conversation_id == STEERED
+        await run_loop(wake, model=partial(_ask, attempt=wake.attempt), tools=_tools(agent), steer=steer)
 
     return agents
 
@@ -174,7 +178,7 @@ class Agents(Area[AgentsPart, Sent]):
         rounds = st.lists(st.lists(calls, min_size=1, max_size=most_calls).map(tuple), max_size=3).map(tuple)
         turns = st.builds(
             Turn,
-            to=st.integers(0, 1),
+            to=st.integers(0, 2),
             rounds=rounds,
             fails=st.sampled_from((0, 0, 0, 0, 1, ATTEMPTS)),
             interrupts=st.sampled_from((*[False] * 7, True)),
