@@ -26,7 +26,8 @@ from anyio.abc import Process
 from affinity.cli.help import FAILED, NO_DATABASE, UNKNOWN
 from affinity.cli.output import counted
 from affinity.cli.shell import Shell, command, current_user
-from affinity.errors import InvalidOptions
+from affinity.errors import InvalidOptions, ProviderError
+from affinity.provider import migrate
 from affinity_workflows import SIGNALLED
 
 POLL_SECONDS: Final = 0.3
@@ -101,9 +102,11 @@ class DevWorker:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._receive, signals, received, watching)
                 async with self._console() if console else nullcontext() as address:
-                    if address is not None:
-                        _say(f"the console: {address}")
                     with watching:
+                        with suppress(ProviderError):  # which the worker reports
+                            await migrate(self._url)  # so that another terminal may begin
+                        if address is not None:
+                            _say(f"the console: {address}")
                         await self._follow()
                 await self._end()
                 tasks.cancel_scope.cancel()

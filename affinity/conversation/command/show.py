@@ -252,7 +252,7 @@ def line_of(item: FeedItem) -> str:
             name = f"{item.tool_use_id or item.call_key}{' failed' if item.is_error else ''}"
             return printable(f"{'':>6}  < {name}").replace("\n", " ")
         case Retracted():
-            return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: attempt {item.attempt} of {item.wake_id}"
+            return f"{'':>6}  x {'replaced' if item.replaced else 'void'}: what was streamed by {item.wake_id}"
     text = _text_of(item.event)
     return printable(f"{item.seq:>6}  {clock(item.recorded_at)}  {item.kind:<20}  {text}").replace("\n", " ")
 
