@@ -29,6 +29,7 @@ from affinity.provider.postgres.driver.wire import Outcome, Params, Statement, W
 from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
+from tests.support.smoke import smoke
 
 pytestmark = [
     pytest.mark.anyio,
@@ -449,6 +450,45 @@ async def test_a_hint_to_the_connection_that_sends_it_is_received(noting: Connec
     await noting.run("SELECT 1")
     assert received == ["a", "behind a", "b", "behind b"]
     await noting.unsubscribe(listener)
+
+
+@pytest.mark.parametrize("state", ["feature_not_supported", "insufficient_privilege", "syntax_error"])
+async def test_a_server_without_listen_is_asked_once(
+    connection: Connection, state: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Calls go on, and nobody hears of an end."""
+    asked: list[object] = []
+
+    def refused(protocol: WireProtocol, channels: object, *_: object) -> None:
+        asked.append(channels)
+        protocol.execute(f"DO 'BEGIN RAISE {state}; END'", {})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WireProtocol, "listen", refused)
+
+    class Listener:
+        def receive(self, channel: str, payload: str) -> None:
+            raise AssertionError(payload)
+
+        def end(self, error: Exception) -> None:
+            """With the connection that was refused."""
+
+    for _ in range(2):
+        assert not await connection.subscribe(["channel"], Listener())
+        assert await connection.run("SELECT 1") == [(1,)]
+    assert len(asked) == 1
+    assert [record.message for record in caplog.records if "polling alone" in record.message] == [
+        record.message for record in caplog.records if record.levelname == "WARNING"
+    ]
+
+
+async def test_without_listen_all_works_by_polling(postgres_migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work, events, replies to a client."""
+
+    def refused(protocol: WireProtocol, *_: object) -> None:
+        protocol.execute("DO 'BEGIN RAISE feature_not_supported; END'", {})
+
+    monkeypatch.setattr(WireProtocol, "listen", refused)
+    await smoke(postgres_migrated)
 
 
 # --- what goes wrong with one call ------------------------------------------------------------------------------------

@@ -75,6 +75,10 @@ class Listener(ABC):
         self._error = error
         self._changed.set()
 
+    def begin_anew(self) -> None:
+        """Forget what was noted."""
+        self._error, self._changed = None, anyio.Event()
+
     async def wait_for_news(self, timeout: float) -> None:
         """Wait until some were noted since the last call, for at most ``timeout`` seconds."""
         with anyio.move_on_after(timeout):
@@ -97,7 +101,8 @@ async def subscribed(db: Database, listener: L) -> AsyncIterator[L]:
     """Subscribe, on the connection of the fetches."""
     fetch = db.connections.fetch
     try:
-        await fetch.subscribe(listener.channels, listener)
+        if not await fetch.subscribe(listener.channels, listener):
+            listener.begin_anew()  # it may have been told of the end of a connection
         yield listener
     finally:
         with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):

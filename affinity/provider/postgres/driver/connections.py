@@ -71,6 +71,9 @@ from affinity.provider.timeline import Timeline
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
+NO_LISTEN: Final = frozenset({"0A000", "42501", "42601"})
+"""SQLSTATEs with which a server that has no LISTEN refuses it: feature not supported, no right, syntax error."""
+
 T = TypeVar("T")
 
 Check: TypeAlias = Callable[[AsyncConnection[Row]], Awaitable[None]]
@@ -152,6 +155,7 @@ class Connection(Calls):
         self._idle_timeout = idle_timeout
         self._idle_alarm: asyncio.TimerHandle | None = None
         self._subscribers: list[Subscriber] = []
+        self._is_deaf = False  # the server refuses LISTEN
         self._conninfo = target.connect(application_name, settings)
         self._waiting: deque[_WireCall] = deque()
         self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
@@ -192,10 +196,26 @@ class Connection(Calls):
         """Whether it is open and a call would be sent immediately."""
         return self._current is None and self._protocol is not None
 
-    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> None:
-        """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`."""
+    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> bool:
+        """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`.
+
+        Returns:
+            False: the server refuses LISTEN, and there is no subscription. It is asked once.
+        """
+        if self._is_deaf:
+            return False
         self._subscribers.append(subscriber)
-        await self._call(lambda protocol: protocol.listen(channels, self._notified, self._lost))
+        try:
+            await self._call(lambda protocol: protocol.listen(channels, self._notified, self._lost))
+        except ProviderError as error:
+            if error.code not in NO_LISTEN:
+                raise
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+            self._is_deaf = True
+            logger.warning("%s. Work is found by polling alone, which takes longer (poll_interval)", error)
+            return False
+        return True
 
     async def unsubscribe(self, subscriber: Subscriber) -> None:
         """End a subscription. After the last one the server sends nothing more."""
