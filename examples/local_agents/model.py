@@ -33,7 +33,9 @@ async def reply(said: Sequence[Message]) -> str:
     """The next line of a conversation."""
     if "--local" not in sys.argv:
         return f"You have written {len(said)} lines, and the last one is: {said[-1].content}"
-    model = await current_wake().resource(models)
+    wake = current_wake()
+    assert wake is not None
+    model = await wake.resource(models)
     done = await anyio.to_thread.run_sync(model.complete, [SYSTEM, *said], None)
     print(f"[{done.kept} tokens were in the cache, {done.read} were read]")
     return done.text

@@ -22,7 +22,7 @@ class LocalModel(Model):
 
     async def get_response(self, system_instructions: Any, input: Any, *rest: Any, **options: Any) -> ModelResponse:
         """Return the next line of the conversation."""
-        items = ItemHelpers.input_to_new_input_list(input)
+        items: list[Any] = ItemHelpers.input_to_new_input_list(input)
         said = [Message(role=item["role"], content=_text(item["content"])) for item in items if "role" in item]
         text = ResponseOutputText(type="output_text", text=await reply(said), annotations=[])
         line = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
