@@ -461,7 +461,7 @@ async def test_a_server_without_listen_is_asked_once(
 
     def refused(protocol: WireProtocol, channels: object, *_: object) -> None:
         asked.append(channels)
-        protocol.execute(f"DO 'BEGIN RAISE {state}; END'", {})  # type: ignore[arg-type]
+        protocol.execute(f"DO 'BEGIN RAISE {state}; END'", {})
 
     monkeypatch.setattr(WireProtocol, "listen", refused)
 
