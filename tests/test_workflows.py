@@ -65,7 +65,7 @@ BY_HAND: Final = {"bench"}
 AT_NIGHT: Final = {"coverage", "majors", "nightly"}
 
 ONLY_A_JOB: Final = {"integrations", "older", "slow"}
-"""Sessions for which one machine that runs all of them, by .ci/run, has no time."""
+"""Sessions for which one machine that runs the others, by .ci/run --all, has no time."""
 
 
 def test_a_job_runs_each_session() -> None:

@@ -10,7 +10,7 @@ A marker is an HTML comment on the line above the fence, so that readers do not 
 ``<!-- part of a script -->``              Python: statements of a function, with a sync ``client``
 ``<!-- from FILE -->``                     Python: lines of that file, which runs by itself; or of a template, *.txt*
 ``<!-- output of FILE -->``                lines that this program prints
-``<!-- demo -->``, ``<!-- test -->``       the two commands of the README, which `.ci/run` runs
+``<!-- demo -->``, ``<!-- test -->``       the two commands of the README, which `.ci/run --all` runs
 no marker                                  Python: a whole program; a shell command: it can be parsed
 =========================================  ==================================================================
 

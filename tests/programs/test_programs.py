@@ -1,4 +1,4 @@
-"""A few random programs; `.ci/run` runs more of them, and `python -m tests.programs` looks on."""
+"""A few random programs; `.ci/run --all` runs more of them, and `python -m tests.programs` looks on."""
 
 from __future__ import annotations
 
