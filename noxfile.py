@@ -1,7 +1,7 @@
 """What must hold before a change lands, as sessions: `nox -l` lists them, `nox -s types` runs one.
 
-`.ci/run --all` runs them beside each other on one machine, `.github/workflows` each on its own. Arguments behind ``--`` are
-pytest's: ``nox -s tests -- tests/worker``.
+`.ci/run --all` runs them beside each other on one machine, `.github/workflows` each on its own. Arguments behind ``--``
+are pytest's: ``nox -s tests -- tests/worker``.
 """
 
 from __future__ import annotations

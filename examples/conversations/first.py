@@ -33,7 +33,7 @@ async def main(url: str = "sqlite:///first.db") -> None:
         reply = await talk.ask(UserMessage("hello"), event_id="m-1")
         print(reply.text)  # answer 1: you said 'hello'
         for entry in await talk.history():
-            print(entry.seq, entry.kind)  # 1 user.message, 2 span.started, 3 agent.message, 4 span.completed
+            print(entry.seq, entry.kind)  # 1 user.message, … 3 agent.message, … 5 conversation.idle
 
 
 if __name__ == "__main__":

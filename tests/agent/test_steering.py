@@ -233,6 +233,7 @@ class Steered:
         return app
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(r"\[(new|postgres)")
 async def test_each_message_is_read_once_whatever_is_lost(matrix_url: str | None) -> None:
     """The model reads the same in each attempt, but for a message that came before the first attempt of a round."""

@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from affinity import Client
-from affinity.cli import shell
 from affinity.cli.help import INTERRUPTED, MISUSED, UNKNOWN
 from affinity.conversation.journal import JournalAppend, JournalStart, NewEntry
 from affinity.conversation.store.contract import journals_of
@@ -89,7 +88,7 @@ def test_a_count_that_takes_long_says_how_far_it_has_come(
         raise InvalidInput("enough")
 
     monkeypatch.setattr(Client, call, slow)
-    monkeypatch.setattr(shell, "_FIRST_SHOWN", 0.05)
+    monkeypatch.setattr("affinity.cli.progress._FIRST_SHOWN", 0.05)
     said = run(*command, "--dry-run").stderr
     assert said.startswith("would remove 7 …\n")
 

@@ -293,6 +293,7 @@ async def state_of(env: Env, talk: affinity.ConversationHandle) -> Cart:
     return Cart.model_validate_json(record.state)
 
 
+@pytest.mark.slow_cases(r"\[(?!sqlite-steps)")
 @pytest.mark.slow_cases("postgres")
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 async def test_each_change_counts_once(body: Body, server: str | None) -> None:

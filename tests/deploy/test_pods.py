@@ -239,6 +239,7 @@ async def test_a_restart_of_each_pod_moves_each_session_at_most_once(
     assert max(moves(await load.end())) <= 1
 
 
+@pytest.mark.slow
 async def test_the_pod_with_a_file_goes_on_where_it_was(tmp_path: Path, place: Path) -> None:
     """The overlay with SQLite: one pod, restarted under load."""
     url = f"sqlite:///{tmp_path / 'affinity.db'}"

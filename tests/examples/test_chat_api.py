@@ -118,6 +118,7 @@ def _do(workers: Workers, work: Callable[[affinity.ConversationHandle], Awaitabl
     anyio.run(run)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_the_stream_and_not_the_answer(http: httpx.Client, workers: Workers) -> None:
     text = " ".join(f"w{n}" for n in range(120))  # six seconds
     post(http, "/chats/ann/messages", text=text)

@@ -110,6 +110,7 @@ def test_the_parts_of_the_pages_and_their_programs_have_the_types_that_they_say(
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow_cases(r"integrations/(agents_plain|agents_approved|clerk_approved)")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG_FILES else name for name in FILES]
 )

@@ -149,6 +149,7 @@ async def cluster(any_url: str) -> AsyncIterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(r"\[sqlite")
 async def test_all_work_ends_and_all_slots_are_free(cluster: Cluster) -> None:
     """No slot is lost or given twice, and no work is left at its gate."""

@@ -305,6 +305,7 @@ def test_a_lost_tail_that_no_worker_detects(
         look(PLANS, SimulatedCluster, usual=USUAL, made_plain=False)
 
 
+@pytest.mark.slow
 def test_messages_that_go_back_are_overtaken(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fetch that left them out brings what came after them."""
     real = InstanceTable.deliver

@@ -223,6 +223,7 @@ async def test_the_second_connection_goes_to_the_same_of_several_poolers(
             assert await provider.list_instances(InstanceFilter(), 1) == []
 
 
+@pytest.mark.slow
 async def test_a_pool_without_room(postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again, as a server without room is: nothing is wrong with the configuration."""
     monkeypatch.setattr(poolers, "PROOF_TIMEOUT", 0.5)

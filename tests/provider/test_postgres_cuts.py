@@ -208,6 +208,7 @@ class Trial:
             self.admin.execute("SELECT pg_sleep(0.002)")
 
 
+@pytest.mark.slow
 async def test_no_transaction_stays_open_whichever_byte_is_the_last_to_arrive(
     postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,6 +251,7 @@ ALL_GONE: Final = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(r"\[old")
 async def test_an_ask_finds_its_journal_by_the_key_among_dead_rows(
     postgres_migrated: str, admin: psycopg.Connection[Any]

@@ -55,6 +55,7 @@ async def test_a_race_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert races.missed == 0
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.parametrize(("area", "only", "at"), MENDED)
 async def test_mended_races(area: str, only: str, at: str) -> None:
     async with Races(AREA[area]) as races:

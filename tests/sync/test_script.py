@@ -100,6 +100,7 @@ def is_refused():
 """
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.slow_cases(r"\[sqlite")
 def test_a_client_that_was_not_used_opens_in_each_child(url: str) -> None:
     """As with the processes of a web server, or of Celery."""
@@ -114,6 +115,7 @@ def test_a_client_that_was_open_before_a_fork_says_so_and_stays_the_parents(url:
     assert (done.stdout, done.stderr) == ("forked\nforked\nforked\nNone\nTrue\n", "")
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.slow_cases(r"\[sqlite")
 def test_another_client_opens_behind_a_fork(url: str) -> None:
     """On SQLite when the former one was closed before, as its locks are of the parent."""

@@ -157,6 +157,7 @@ async def test_an_ask_that_nothing_can_answer_says_so() -> None:
         assert late.value.waits_for is not None
 
 
+@pytest.mark.slow
 async def test_an_env_that_has_ended_leaves_nothing_behind(env_url: str | None) -> None:
     """The app outlives it."""
     async with Env(app, url=env_url) as env:

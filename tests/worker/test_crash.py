@@ -318,6 +318,7 @@ async def test_an_orchestration_that_kills_does_not_condemn_its_neighbours(worke
     assert suspension.error_type == OrchestrationPoisoned.__name__
 
 
+@pytest.mark.slow
 @on_all_databases
 async def test_code_that_holds_the_interpreter_past_the_lease_comes_to_an_end(workers: Workers, client: Client) -> None:
     """Each of its runs is an attempt, though it is the lease that interrupts it, and the worker lives on."""
@@ -330,6 +331,7 @@ async def test_code_that_holds_the_interpreter_past_the_lease_comes_to_an_end(wo
     assert await client.wait("doze", timeout=30) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(r"stubborn\]")
 @pytest.mark.parametrize("activity", ["stubborn", "stubborn_thread"])
 @on_all_databases

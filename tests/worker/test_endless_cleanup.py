@@ -50,6 +50,7 @@ def _collected() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.slow_cases(r"\[(?!sqlite-cancelled-poller\])")
 @pytest.mark.slow_cases(r"\[new")
 @pytest.mark.parametrize("endless", [poller, poller_in_a_branch])
 @pytest.mark.parametrize("leaves", ["evicted", "deleted", "cancelled", "drained", "closed"])

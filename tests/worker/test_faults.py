@@ -303,6 +303,7 @@ async def test_a_worker_with_traffic_loses_nothing(postgres_migrated: str, clien
         await _play(worker, client, [proxy], get_args(Fault))
 
 
+@pytest.mark.slow
 async def test_a_worker_with_traffic_loses_nothing_on_sqlite(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fault again and again, at a statement of the worker or of its lease renewer."""
     switches: list[FaultySqlite] = []

@@ -125,6 +125,7 @@ async def test_an_epoch_of_a_lost_tail_is_not_issued_again(pair: Pair) -> None:
         one.wait_log("starting again as a new incarnation")
 
 
+@pytest.mark.slow
 async def test_a_turn_of_a_lost_tail_takes_no_event_of_another_instance(pair: Pair) -> None:
     """It waits in the worker's commit queue while its message's id is given to an event that a client has received."""
     with open_workers(pair.url) as workers:
@@ -228,6 +229,7 @@ async def test_a_schema_that_was_dropped_and_made_again(primary: LocalServer) ->
         worker.wait_log("starting again as a new incarnation")
 
 
+@pytest.mark.slow
 async def test_a_snapshot_of_the_disk_that_is_restored(primary: LocalServer) -> None:
     """The server, its timeline and all tables are the same ones; only it is behind."""
     url = primary.url(primary.create_database())

@@ -52,6 +52,7 @@ async def client(any_url: str) -> AsyncIterator[Client]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases(r"\[new")
 async def test_what_waits_for_a_worker_may_be_larger_than_its_memory(workers: Workers, client: Client) -> None:
     """A backlog of events, the work that they lead to, and a history, each several times the memory of a worker: the

@@ -94,6 +94,7 @@ async def test_sessions_under_load_are_moved_again_and_again(workers: Workers, c
     assert sum(map(len, moved.values())) >= len(SESSIONS)
 
 
+@pytest.mark.slow
 @on_all_databases
 async def test_a_move_waits_for_running_work_and_warns_the_new_holder(workers: Workers, client: Client) -> None:
     """The activity that runs ends on its holder, though it takes long; the next one runs on the worker named."""

@@ -70,6 +70,7 @@ async def test_a_worker_goes_on_before_a_call_on_a_dead_connection_ends(postgres
                 assert await run.wait() == [*range(1, turns + 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only_replies", [False, True], ids=["requests are lost", "replies are lost"])
 async def test_a_client_repeats_only_what_has_a_key(postgres_migrated: str, only_replies: bool) -> None:
     """Each call meets a dead connection. What has no key raises that its outcome is unknown."""

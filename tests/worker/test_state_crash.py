@@ -129,6 +129,7 @@ async def _survive(url: str, stop_file: Path, seconds: float) -> None:
     assert faults.pauses > seconds / PAUSE / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
 async def test_a_store_in_memory_is_lost_with_its_process(workers: Workers, client: Client, stop_file: Path) -> None:
     """The very same with state that ends with its process: the history is whole, and sessions began again from

@@ -35,6 +35,7 @@ Files with the same name do the same in `affinity.provider.sqlite`; the SQL of e
     changes             changes by session id: the subscription to them, and notices
     parts               the parts of guests: verbs, and their share in operations of others
     identity            the name of the database, and whether its payloads are encoded
+    checks              what a server, its database and the role have and lack
     migration           bringing the schema up to date, and refusing one that this code cannot use
 
 Files that only this engine has:

@@ -88,6 +88,7 @@ async def end(talk: affinity.ConversationHandle, url: str, said: str) -> None:
         await anyio.to_thread.run_sync(line, chain(saver, **nodes), talk.conversation_id)
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.first
 async def test_a_node_that_has_ended_runs_once_when_its_worker_is_killed_in_the_next_one(
     workers: Workers, client: affinity.Client, calls: ActivityCalls, url: str
@@ -115,6 +116,7 @@ async def test_a_node_that_has_ended_runs_once_when_its_worker_is_killed_in_the_
     assert nodes.runs == {"first": 1, "second": 2, "asks": 2, "last": 2}
 
 
+@pytest.mark.slow_cases(r"\[new")
 @pytest.mark.first
 async def test_a_worker_that_was_paused_adds_nothing_to_a_thread_that_another_one_has_resumed(
     workers: Workers, client: affinity.Client, calls: ActivityCalls, url: str

@@ -169,6 +169,7 @@ async def test_what_is_no_orchestration_is_refused(sqlite_url: str) -> None:
             add_orchestration(MCPServer("x"), client, lambda: None)
 
 
+@pytest.mark.slow_cases(r"\[new")
 async def test_a_server_is_kept_with_its_session_and_ends_with_its_stay(url: str, tmp_path: Path) -> None:
     """Each session has a process of its own, which its calls share; a release, and a failure, end it."""
     program = tmp_path / "server.py"
