@@ -208,12 +208,13 @@ class Connection(Calls):
         try:
             await self._call(lambda protocol: protocol.listen(channels, self._notified, self._lost))
         except ProviderError as error:
-            if error.code not in NO_LISTEN:
+            if (state := error.code) not in NO_LISTEN:
                 raise
             if subscriber in self._subscribers:
                 self._subscribers.remove(subscriber)
             self._is_deaf = True
-            logger.warning("%s. Work is found by polling alone, which takes longer (poll_interval)", error)
+            refusal = "%s refuses LISTEN (%s): work is found by polling alone, which takes longer (poll_interval)"
+            logger.warning(refusal, self._target.name, state)
             return False
         return True
 
