@@ -33,10 +33,11 @@ class Progress:
         self._pause = _FIRST_SHOWN
         self._next = time.monotonic() + self._pause
         self._bar: _Bar | None = None
+        self._is_over = False
 
     def __call__(self, count: int) -> None:
         self._count = count
-        if (now := time.monotonic()) < self._next:
+        if (now := time.monotonic()) < self._next or self._is_over:
             return
         if has_bars():
             self._next = now + _BAR_EVERY
@@ -48,6 +49,12 @@ class Progress:
         of = "" if self._total is None else f" of {self._total}"
         click.echo(f"{self._done} {count}{of} …", err=True)
 
+    def close(self) -> None:
+        """Show nothing more: the work has ended, or other work is shown now."""
+        self._is_over = True
+        if self._bar is not None:
+            self._bar.close()
+
     async def tick(self) -> None:
         """Report the last count too while a step takes long."""
         while True:
@@ -58,8 +65,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self.close()
         if error is not None and self._count:
             click.echo(f"{self._done} {self._count} before it ended{self._hint}", err=True)
 

@@ -38,6 +38,20 @@ def test_long_work_reports_its_progress(monkeypatch: pytest.MonkeyPatch, total: 
     assert said[2:] == ["removed 4 before it ended; go on"]
 
 
+def test_other_work_is_shown_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the replays of what was listed: the first one stays silent from then on."""
+    now, said = 2.0, list[str]()
+    monkeypatch.setattr("affinity.cli.progress._FIRST_SHOWN", 0.0)
+    monkeypatch.setattr("affinity.cli.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr(click, "echo", lambda text, err: said.append(text))
+    listed = Progress("listed")
+    listed(1)
+    listed.close()
+    now = 60.0
+    listed(2)
+    assert said == ["listed 1 …"]
+
+
 WORK = """
 import time
 from affinity.cli.progress import Progress

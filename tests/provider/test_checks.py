@@ -19,8 +19,10 @@ import pytest
 from psycopg import sql
 
 from affinity import Client, Worker
-from affinity.errors import InvalidUrl, ReadOnly
+from affinity.errors import AccessDenied, DatabaseFailure, InvalidUrl, ProviderError, ReadOnly
 from affinity.provider import CheckResult, change_rights, check_database, inspect_schema
+from affinity.provider.postgres.checks import check_server
+from affinity.provider.postgres.driver.target import Target
 from affinity.provider.sqlite import checks as sqlite_checks
 from tests.provider.postgres_stage import administrator
 from tests.provider.roles import as_role, plain_role
@@ -287,6 +289,16 @@ async def test_a_worker_logs_the_warnings_once(
     assert lines[0] == f"PostgreSQL: {expected[0].found}; {expected[0].remedy}"
     assert lines[1].endswith(f"; {expected[1].remedy}")
     assert len(lines) == len(expected)
+
+
+@pytest.mark.parametrize("refusal", [AccessDenied, DatabaseFailure])
+async def test_a_server_that_refuses_the_question_stops_no_worker(refusal: type[ProviderError]) -> None:
+    async def ask(statement: str, params: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        raise refusal("PostgreSQL: permission denied for view pg_roles (42501)", "42501")
+
+    (result,) = await check_server(ask, Target.parse("postgresql://one/app"))
+    assert (result.check, result.level) == ("catalogues", "warning")
+    assert "pg_roles" in result.found
 
 
 async def test_a_worker_on_a_disk_that_is_nearly_full(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from functools import partial
 from typing import Any, Final, get_args
 
@@ -74,14 +75,19 @@ def replay(shell: Shell, *, target: str, files: tuple[str, ...], earlier: bool, 
         raise click.UsageError("give FILEs, or a database with --status, --name, --since, --sample and --earlier")
     app = load_app(target)
     app.check()
-    with Progress("replayed", hint="; nothing was changed") as progress:
-        report = ReplayReport(progress)
+    with closing(Progress("listed")) as listed, Progress("replayed", hint="; nothing was changed") as progress:
+
+        def replay_counted(count: int) -> None:
+            listed.close()  # a terminal shows one bar at a time
+            progress(count)
+
+        report = ReplayReport(replay_counted)
         begun = time.perf_counter()
         if files:
             for file in files:
                 _replay_file(app, file, report)
         else:
-            replayed = partial(replay_database, earlier=earlier, listed=Progress("listed"))
+            replayed = partial(replay_database, earlier=earlier, listed=listed)
             anyio.run(replayed, app, shell.url, _selection(chosen), report.add)
         report.seconds = time.perf_counter() - begun
     _show(shell, report, xml)

@@ -16,7 +16,7 @@ from typing import Final, LiteralString
 import psycopg
 from psycopg import AsyncConnection
 
-from affinity.errors import AffinityError, PoolerRefused, ProviderError
+from affinity.errors import AffinityError, ConnectionLost, PoolerRefused, ProviderError
 from affinity.limits import MAX_CLOCK_SKEW
 from affinity.provider.checks import CheckResult, check_schema, error, ok, warning
 from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, WRONG_ENCODING, translate
@@ -80,8 +80,18 @@ class _Facts:
 
 
 async def check_server(ask: RunStatement, target: Target) -> list[CheckResult]:
-    """Look at a server over an open connection of a worker."""
-    return _results(await _ask_facts(ask, target))
+    """Look at a server over an open connection of a worker. To one that refuses the question there is a warning: a
+    worker starts all the same.
+
+    Raises:
+        ConnectionLost: there is no connection any more.
+    """
+    try:
+        return _results(await _ask_facts(ask, target))
+    except ConnectionLost:
+        raise
+    except ProviderError as caught:
+        return [warning("catalogues", f"what the server is cannot be asked: {caught}", "ask with affinity check")]
 
 
 async def check_target(target: Target) -> list[CheckResult]:
