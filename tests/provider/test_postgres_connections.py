@@ -7,7 +7,7 @@ import gc
 import os
 import select
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,12 +21,13 @@ from psycopg.pq import ConnStatus
 from psycopg.types.numeric import Int8
 
 from affinity.errors import ConnectionLost, DatabaseFailure, DataRefused, SchemaMismatch
+from affinity.provider.contract import Hint
 from affinity.provider.postgres.driver import connections
 from affinity.provider.postgres.driver.arrays import Texts
 from affinity.provider.postgres.driver.connections import Connection, Connections, Role
 from affinity.provider.postgres.driver.target import COLD, HOT, Target
 from affinity.provider.postgres.driver.wire import Outcome, Params, Statement, WireProtocol
-from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, terminate, until
+from tests.provider.postgres_stage import PATIENCE, SOMEBODY_WAITS, administrator, opened, registered, terminate, until
 from tests.servers.proxy import proxy
 from tests.servers.tls import tls_front
 from tests.support.smoke import smoke
@@ -452,43 +453,115 @@ async def test_a_hint_to_the_connection_that_sends_it_is_received(noting: Connec
     await noting.unsubscribe(listener)
 
 
+class Deaf:
+    """A server that refuses LISTEN, until ``state`` is empty."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, state: str = "feature_not_supported") -> None:
+        self.state = state
+        self.asked: list[WireProtocol] = []
+        listen = WireProtocol.listen
+
+        def ask(protocol: WireProtocol, channels: Sequence[str], *told: Any) -> None:
+            self.asked.append(protocol)
+            refused = f"none\";DO 'BEGIN RAISE {self.state}; END';--"  # one transaction
+            listen(protocol, [refused] if self.state else channels, *told)
+
+        monkeypatch.setattr(WireProtocol, "listen", ask)
+
+    @property
+    def is_asked_once(self) -> bool:
+        """By each connection."""
+        return len(self.asked) == len(set(map(id, self.asked)))
+
+
+class Ear:
+    """A subscriber that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.ends: list[Exception] = []
+
+    def receive(self, channel: str, payload: str) -> None:
+        self.heard.append(payload)
+
+    def end(self, error: Exception) -> None:
+        self.ends.append(error)
+
+
 @pytest.mark.parametrize("state", ["feature_not_supported", "insufficient_privilege", "syntax_error"])
-async def test_a_server_without_listen_is_asked_once(
-    connection: Connection, state: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_server_without_listen_is_asked_once_by_each_connection(
+    connection: Connection,
+    state: str,
+    watcher: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Calls go on, and nobody hears of an end."""
-    asked: list[object] = []
+    """The refusal ends no connection, and calls go on. Who would have listened hears of the end of the connection."""
+    deaf = Deaf(monkeypatch, state)
+    for number in (1, 2):
+        first, second = Ear(), Ear()
+        await connection.subscribe(["channel"], first)
+        pid = await connection.run(PID)
+        await connection.subscribe(["channel"], second)
+        await connection.unsubscribe(gone := Ear())
+        assert await connection.run(PID) == pid
+        assert len(deaf.asked) == number
+        assert not first.ends
+        watcher.execute("SELECT pg_terminate_backend(%s)", pid[0])
+        with pytest.raises(ConnectionLost):
+            await connection.run(PID)
+        assert [len(each.ends) for each in (first, second, gone)] == [1, 1, 0]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "polling alone" in warnings[0]
 
-    def refused(protocol: WireProtocol, channels: object, *_: object) -> None:
-        asked.append(channels)
-        protocol.execute(f"DO 'BEGIN RAISE {state}; END'", {})
 
-    monkeypatch.setattr(WireProtocol, "listen", refused)
-
-    class Listener:
-        def receive(self, channel: str, payload: str) -> None:
-            raise AssertionError(payload)
-
-        def end(self, error: Exception) -> None:
-            """With the connection that was refused."""
-
-    for _ in range(2):
-        assert not await connection.subscribe(["channel"], Listener())
-        assert await connection.run("SELECT 1") == [(1,)]
-    assert len(asked) == 1
-    assert [record.message for record in caplog.records if "polling alone" in record.message] == [
-        record.message for record in caplog.records if record.levelname == "WARNING"
-    ]
+async def test_a_server_with_listen_behind_one_without_is_listened_to(
+    connection: Connection, watcher: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover."""
+    deaf = Deaf(monkeypatch)
+    await connection.subscribe(["channel"], Ear())
+    watcher.execute("SELECT pg_terminate_backend(%s)", (await connection.run(PID))[0])
+    with pytest.raises(ConnectionLost):
+        await connection.run(PID)
+    deaf.state = ""
+    await connection.subscribe(["channel"], ear := Ear())
+    watcher.execute("NOTIFY channel, 'news'")
+    await connection.run("SELECT 1")
+    assert ear.heard == ["news"]
+    await connection.unsubscribe(ear)
+    watcher.execute("NOTIFY channel, 'more'")
+    await connection.run("SELECT 1")
+    assert ear.heard == ["news"]
 
 
 async def test_without_listen_all_works_by_polling(postgres_migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work, events, replies to a client."""
-
-    def refused(protocol: WireProtocol, *_: object) -> None:
-        protocol.execute("DO 'BEGIN RAISE feature_not_supported; END'", {})
-
-    monkeypatch.setattr(WireProtocol, "listen", refused)
+    deaf = Deaf(monkeypatch)
     await smoke(postgres_migrated)
+    assert deaf.is_asked_once
+    assert len(deaf.asked) < 5  # a worker, a client
+
+
+async def test_a_worker_hears_hints_behind_a_failover_to_a_server_with_listen(
+    postgres_migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told of the failover, and listens again."""
+    deaf = Deaf(monkeypatch)
+    async with opened(postgres_migrated) as provider:
+        one = await registered(provider)
+        with administrator(postgres_migrated) as admin, anyio.fail_after(PATIENCE):
+            async with provider.hints(one.identity) as hints:
+                assert await hints.wait(0.0) is None
+                terminate(admin)
+                with pytest.raises(ConnectionLost):
+                    await hints.wait(PATIENCE)
+            deaf.state = ""
+            async with provider.hints(one.identity) as hints:
+                await provider.notify_workers({one.identity.worker_id: Hint(work=True)})
+                assert (await hints.wait(PATIENCE) or Hint()).work
+    assert deaf.is_asked_once
 
 
 # --- what goes wrong with one call ------------------------------------------------------------------------------------

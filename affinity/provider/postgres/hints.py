@@ -75,10 +75,6 @@ class Listener(ABC):
         self._error = error
         self._changed.set()
 
-    def begin_anew(self) -> None:
-        """Forget what was noted."""
-        self._error, self._changed = None, anyio.Event()
-
     async def wait_for_news(self, timeout: float) -> None:
         """Wait until some were noted since the last call, for at most ``timeout`` seconds."""
         with anyio.move_on_after(timeout):
@@ -101,8 +97,7 @@ async def subscribed(db: Database, listener: L) -> AsyncIterator[L]:
     """Subscribe, on the connection of the fetches."""
     fetch = db.connections.fetch
     try:
-        if not await fetch.subscribe(listener.channels, listener):
-            listener.begin_anew()  # it may have been told of the end of a connection
+        await fetch.subscribe(listener.channels, listener)
         yield listener
     finally:
         with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):

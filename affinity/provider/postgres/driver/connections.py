@@ -127,6 +127,7 @@ class _WireCall:
     reply: asyncio.Future[list[list[Row]]]  # cancelled before there is an answer: the caller was
     behind: Statement | None
     is_short: bool  # silence may end it
+    harmless: Collection[str] = ()  # SQLSTATEs behind which the connection is kept
     is_repeated: bool = False
 
 
@@ -155,7 +156,7 @@ class Connection(Calls):
         self._idle_timeout = idle_timeout
         self._idle_alarm: asyncio.TimerHandle | None = None
         self._subscribers: list[Subscriber] = []
-        self._is_deaf = False  # the server refuses LISTEN
+        self._deaf: WireProtocol | None = None  # the last one on which the server refused LISTEN
         self._conninfo = target.connect(application_name, settings)
         self._waiting: deque[_WireCall] = deque()
         self._current: _WireCall | None = None  # the call that has the connection, or for which it is made
@@ -196,33 +197,42 @@ class Connection(Calls):
         """Whether it is open and a call would be sent immediately."""
         return self._current is None and self._protocol is not None
 
-    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> bool:
-        """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`.
+    @property
+    def _is_deaf(self) -> bool:
+        """Whether the server refuses LISTEN on the connection that there is. A later one may be to another server."""
+        return self._deaf is not None and self._deaf is self._protocol
 
-        Returns:
-            False: the server refuses LISTEN, and there is no subscription. It is asked once.
+    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> None:
+        """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`. Where the server
+        refuses LISTEN, it receives nothing until then; the server is asked once for each connection.
         """
-        if self._is_deaf:
-            return False
         self._subscribers.append(subscriber)
+        if self._is_deaf:
+            return
+        asked: WireProtocol | None = None
+
+        def ask(protocol: WireProtocol) -> None:
+            nonlocal asked
+            asked = protocol
+            protocol.listen(channels, self._notified, self._lost)
+
         try:
-            await self._call(lambda protocol: protocol.listen(channels, self._notified, self._lost))
+            await self._call(ask, harmless=NO_LISTEN)
         except ProviderError as error:
             if (state := error.code) not in NO_LISTEN:
                 raise
-            if subscriber in self._subscribers:
-                self._subscribers.remove(subscriber)
-            self._is_deaf = True
-            refusal = "%s refuses LISTEN (%s): work is found by polling alone, which takes longer (poll_interval)"
-            logger.warning(refusal, self._target.name, state)
-            return False
-        return True
+            if self._deaf is None:
+                refusal = "%s refuses LISTEN (%s): work is found by polling alone, which takes longer (poll_interval)"
+                logger.warning(refusal, self._target.name, state)
+            self._deaf = asked
+        else:
+            self._deaf = None
 
     async def unsubscribe(self, subscriber: Subscriber) -> None:
         """End a subscription. After the last one the server sends nothing more."""
         if subscriber in self._subscribers:
             self._subscribers.remove(subscriber)
-            if not self._subscribers and self._protocol is not None:
+            if not self._subscribers and self._protocol is not None and not self._is_deaf:
                 await self.simple_query("UNLISTEN *")
 
     def _notified(self, channel: str, payload: str) -> None:
@@ -242,6 +252,7 @@ class Connection(Calls):
         behind: Statement | None = None,
         *,
         is_short: bool = True,
+        harmless: Collection[str] = (),
     ) -> list[list[Row]]:
         if self._closed:
             raise ConnectionLost(f"{self._target.name}: the provider is closed")
@@ -249,7 +260,7 @@ class Connection(Calls):
         wanted = settings or self._settings
         if wanted is HOT and BRIEFLY.get():
             wanted = BRIEF
-        call = _WireCall(ask, wanted, reply, behind, is_short)
+        call = _WireCall(ask, wanted, reply, behind, is_short, harmless)
         self._waiting.append(call)
         if self._current is None:
             self._go_on()
@@ -352,7 +363,8 @@ class Connection(Calls):
         self._current = None
         # An open connection may be useless, for example to a server that is now a standby. And only an idle one is
         # kept: any other is in the middle of a reply.
-        if isinstance(outcome, ConnectionLost | ReadOnly) or (self._protocol is not None and not self._protocol.idle):
+        is_useless = isinstance(outcome, ConnectionLost | ReadOnly) and outcome.code not in call.harmless
+        if is_useless or (self._protocol is not None and not self._protocol.idle):
             self._drop(outcome)
         if call.reply.done():
             return
