@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from affinity.cli import main
@@ -57,13 +59,16 @@ def test_a_worker_shows_a_script_how_it_ended(directory: Path) -> None:
     with process:
         assert process.stderr is not None
         assert any("running app" in line for line in process.stderr)
+        assert psutil.Process(process.pid).memory_info().rss < 80e6  # docs/run/options.md#memory
         process.send_signal(signal.SIGTERM)
         stdout, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert json.loads(stdout) == {"worker_id": "cook", "signal": "SIGTERM", "drained": True}
 
 
-APP = """import logging
+APP = """import asyncio
+import gc
+import logging
 import affinity
 
 app = affinity.App("kitchen")
@@ -72,6 +77,7 @@ log = logging.getLogger("kitchen")
 @app.activity
 async def boil(ctx: affinity.ActivityContext) -> None:
     log.info("boiling")
+    log.info("loop: %s, frozen: %s", type(asyncio.get_running_loop()).__module__, gc.get_freeze_count() > 10_000)
 
 @app.orchestration
 async def brew(ctx: affinity.OrchestrationContext) -> None:
@@ -98,6 +104,9 @@ def test_each_line_of_the_log_names_worker_instance_and_session(directory: Path)
     assert next(line for line in lines if "brewing" in line).endswith("kitchen: brewing [worker=cook instance=t]")
     assert next(line for line in lines if "boiling" in line).endswith("boiling [worker=cook instance=t session=pot]")
     assert lines[-1].endswith("worker cook: ended [worker=cook]")
+    # uvloop where it is installed; collections do not look at what was loaded at the start.
+    loop = "uvloop" if find_spec("uvloop") else "asyncio.unix_events"
+    assert any(f"loop: {loop}, frozen: True" in line for line in lines)
 
 
 def test_the_log_as_json(directory: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
@@ -155,6 +156,27 @@ async def test_schemas_of_one_database_are_apart(postgres_database: str) -> None
         assert later is not None
         assert (later.database_time - lease.database_time).total_seconds() > 900
         assert (await a.create_instance([]), len(await b.list_workers())) == ([], 1)
+
+
+async def test_a_schema_that_is_renamed_as_the_page_says_serves_as_before(postgres_migrated: str) -> None:
+    """Its rows are there, it is migrated, and its functions find its tables, and no others."""
+    page = (Path(__file__).parents[2] / "docs" / "run" / "databases.md").read_text()
+    (script,) = re.findall(r"```text\n(ALTER SCHEMA affinity RENAME TO name;.*?)```", page, re.DOTALL)
+    async with opened(postgres_migrated) as provider:
+        await registered(provider)
+    with psycopg.connect(postgres_migrated, autocommit=True) as connection:
+        connection.execute(script)
+    url = f"{postgres_migrated}?schema=name"
+    now = len(migration.MIGRATIONS)
+    assert await PostgresProvider.migrate(url) == (now, now)
+    async with aclosing(await PostgresProvider.open(url)) as provider:
+        assert [worker.worker_id for worker in await provider.list_workers()] == ["a"]
+        peer = await registered(provider, "b")
+        at = await peer.own("i")
+        assert (await peer.commit_one(at, work_items=[work_item(at, 1, "s")])).committed
+        assert [item.session_id for item in await peer.take(10, max_sessions=1)] == ["s"]
+    with psycopg.connect(postgres_migrated) as connection:
+        assert connection.execute("SELECT to_regnamespace('affinity')").fetchone() == (None,)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from math import inf, nan
@@ -766,3 +767,15 @@ async def test_what_the_whole_state_refuses_is_not_kept(host: Host) -> None:
 def test_overrides_that_do_not_fit_are_refused(state: Any, overrides: Any) -> None:
     with pytest.raises(InvalidOptions, match="overrides"):
         Sessions(state, store=CountingStore()).open("s", overrides=overrides)
+
+
+def test_a_class_that_differs_is_found_in_the_first_writes_and_in_one_of_64_later() -> None:
+    """What is equal, such as a dict and a defaultdict, is not looked at each time."""
+    states = JsonCodec(dict[str, int])
+    found = []
+    for number in range(1, 200):
+        state: dict[str, int] = defaultdict(int, a=1)
+        raw = states.dump(state)
+        if not states.is_certain(raw) and states.match(state, raw, states.read(raw))[1]:
+            found.append(number)
+    assert found == [*range(1, 17), 64, 128, 192]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -134,3 +136,37 @@ async def test_a_client_prunes(kept_url: str) -> None:
             await client.prune(older_than=-1.0)
         with pytest.raises(InvalidInput, match="status"):
             await client.prune(older_than=1.0, status=[])
+
+
+async def test_a_worker_rests_for_nine_times_the_time_of_a_step_that_leaves_old_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For 0.05 s at least, and for a second at most; while it rests, no other worker sweeps for half of that."""
+    now, took, rests, intervals = 0.0, iter([0.002, 0.02, 3.0, 0.02]), list[float](), list[float]()
+
+    async def sweep_once(interval: float) -> SimpleNamespace:
+        nonlocal now
+        now += next(took)
+        intervals.append(interval)
+        left = len(intervals) < 4
+        return SimpleNamespace(
+            rerouted=0, swept=False, records_removed=0, limit_reached=False, backlog=left, due=MappingProxyType({})
+        )
+
+    async def call(make: Callable[[], Awaitable[object]], user: object) -> object:
+        return await make()
+
+    async def pause(seconds: float) -> None:
+        rests.append(seconds)
+
+    worker = SimpleNamespace(
+        _sweep_once=sweep_once,
+        _health=SimpleNamespace(call=call),
+        _lease=SimpleNamespace(is_serving=True),
+        _pause=pause,
+        sweeps=None,
+    )
+    monkeypatch.setattr(maintenance, "anyio", SimpleNamespace(current_time=lambda: now))
+    await maintenance.Maintenance.sweep(cast("Any", worker))
+    assert rests == pytest.approx([0.05, 0.18, 1.0])
+    assert intervals == pytest.approx([0.5, 0.025, 0.09, 0.5])
