@@ -1,4 +1,4 @@
-"""Durable chats by others, for ``ask``: LangGraph with its checkpointer for PostgreSQL, and DBOS.
+"""Durable chats by others, for ``ask``: LangGraph with its checkpointer for PostgreSQL, DBOS, and Restate.
 
 ``python -m bench.ask_peers NAME URL CHATS ASKS`` asks each of so many chats so often, one after the other in each chat,
 and prints what it took as JSON. The asks are made in the process that answers them: there is no way to another process,
@@ -12,23 +12,18 @@ import json
 import operator
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypedDict
+from typing import Annotated, Any, Final, NamedTuple, TypedDict
 
-from bench.work import WrongResults
-
-STATE: Final = "s" * 2_000
-"""What a chat keeps beside its transcript, and writes with each answer."""
+from bench.restate_peer import restate_chats
+from bench.work import STATE, Ask, WrongResults, answer_to
 
 CONNECTIONS: Final = 8
 """Of the pool of each."""
 
 WARM_UP: Final = 5
-
-Ask: TypeAlias = Callable[[str, str], Awaitable[str]]
-"""Asks a chat, by its id, a question; returns the answer."""
 
 
 class Asked(NamedTuple):
@@ -42,11 +37,6 @@ class Asked(NamedTuple):
     def parse(cls, text: str) -> Asked:
         """What the process has printed."""
         return cls(*json.loads(text))
-
-
-def answer_to(question: str, before: int) -> str:
-    """The answer of each system to a question, behind so many."""
-    return f"answer to {question}, after {before}"
 
 
 async def ask_chat(ask: Ask, chat: str, asks: int, times: list[float]) -> None:
@@ -138,7 +128,7 @@ async def _dbos(url: str) -> AsyncIterator[Ask]:
             dbos.destroy()
 
 
-_OPENERS: Final = {"langgraph": _langgraph, "dbos": _dbos}
+_OPENERS: Final = {"langgraph": _langgraph, "dbos": _dbos, "restate": restate_chats}
 
 
 async def _run(name: str, url: str, chats: int, asks: int) -> Asked:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 
 class WrongResults(AssertionError):
@@ -75,3 +75,15 @@ class Walked:
     def gaps(self) -> list[float]:
         """Seconds of each turn, in order of the turns of the first walk, then of the second…"""
         return [after.at - before.at for walk in self.walks for before, after in pairwise(walk)]
+
+
+STATE: Final = "s" * 2_000
+"""What a chat keeps beside its transcript, and writes with each answer."""
+
+Ask: TypeAlias = Callable[[str, str], Awaitable[str]]
+"""Asks a chat, by its id, a question; returns the answer."""
+
+
+def answer_to(question: str, before: int) -> str:
+    """The answer of each system to a question, behind so many."""
+    return f"answer to {question}, after {before}"

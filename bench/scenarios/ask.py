@@ -2,11 +2,13 @@
 
 The same work for each: a chat keeps 2 kB of state and its transcript, and an ask reads and writes both. Ours goes from
 a client to a worker of another process, and back. The others answer in the process that asks, which is what they are
-made for; beside them are the same rows as ours by SQL alone.
+made for; beside them are the same rows as ours by SQL alone. Restate has a server of its own instead of
+PostgreSQL.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ import anyio
 
 from affinity import Client
 from affinity.conversation import UserMessage
+from bench import restate_peer
 from bench.ask_peers import Asked, ask_chat
 from bench.asks import AskLoop
 from bench.measures import Metric, Report, over_rounds
@@ -37,8 +40,15 @@ CPU = Metric(name="CPU, ms/ask", better="less", digits=2)
 BARS = {"langgraph": 8.0, "dbos": 6.0}
 """Times its asks/s."""
 
-NEEDS = {"langgraph": ("langgraph.checkpoint.postgres", "psycopg_pool"), "dbos": ("dbos", "psycopg_pool")}
+NEEDS = {
+    "langgraph": ("langgraph.checkpoint.postgres", "psycopg_pool"),
+    "dbos": ("dbos", "psycopg_pool"),
+    "restate": ("restate", "hypercorn", "httpx"),
+}
 """Modules of each, which the group ``bench`` brings."""
+
+PROGRAMS = {"restate": restate_peer.SERVER}
+"""Programs that must be on the path."""
 
 SQL = "sql"
 ROOM = {"max_sessions_per_runtime": 1_200}
@@ -60,15 +70,25 @@ class Load(NamedTuple):
 def ask(run: Run) -> Report:
     """Chats one at a time, fifty, and five hundred at the same time."""
     report = Report("ask")
-    peers = [name for name, modules in NEEDS.items() if all(map(_is_there, modules))]
-    report.notes += [f"{name} is not installed: nox -s bench" for name in NEEDS if name not in peers]
+    peers = [name for name in NEEDS if _is_installed(name)]
+    report.notes += [_missing(name) for name in NEEDS if name not in peers]
     sizes = [(1, run.sized(200, 3)), (run.sized(50, 2), run.sized(40, 2)), (run.sized(500, 3), run.sized(10, 2))]
     for load in [Load(*size) for size in sizes]:
         measures = [partial(_ours, run, report, load), *(partial(_peer, run, report, load, name) for name in peers)]
         over_rounds(run.rounds, [*measures, partial(_sql, run, report, load)])
-        for name in peers:
+        for name in filter(BARS.__contains__, peers):
             report.ratio_bar(load.case, ASKS, OURS, name, BARS[name])
     return report
+
+
+def _is_installed(name: str) -> bool:
+    program = PROGRAMS.get(name)
+    return all(map(_is_there, NEEDS[name])) and (program is None or shutil.which(program) is not None)
+
+
+def _missing(name: str) -> str:
+    program = f", and npm install --global @restatedev/{PROGRAMS[name]}" if name in PROGRAMS else ""
+    return f"{name} was not measured: nox -s bench installs it{program}"
 
 
 def _is_there(module: str) -> bool:

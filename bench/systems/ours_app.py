@@ -11,10 +11,9 @@ from pydantic import BaseModel
 
 from affinity import ActivityContext, App, Conversations, OrchestrationContext, Sessions, Wake
 from affinity.conversation import AgentMessage, JournalEvent, UserMessage
-from bench.ask_peers import STATE, answer_to
 from bench.chats import Chat
 from bench.tracing import start_if_enabled
-from bench.work import Stamp, stamp
+from bench.work import STATE, Stamp, answer_to, stamp
 
 start_if_enabled()
 
