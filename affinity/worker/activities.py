@@ -227,9 +227,10 @@ class ActivityRunner:
     def read_ahead(self, turn: Turn) -> None:
         """Read the data with which the activities of a turn begin, while the turn is committed.
 
-        A turn with parts is left out: the read could miss what they write.
+        A turn with parts is left out: the read could miss what they write. So is one that cancels activities: until it
+        is committed, they may commit parts.
         """
-        if self._prefetches and not turn.parts:
+        if self._prefetches and not (turn.parts or turn.cancel_activities):
             for item in turn.work_items:
                 if item.lock_here and (prefetch := self._prefetches.get(item.name)):
                     self._guests[prefetch.guest].read_ahead(turn.instance_id, prefetch.most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -26,6 +26,8 @@ from affinity.conversation import worker as journals
 from affinity.conversation.program import WakeOutcome, WakeTask
 from affinity.conversation.running import WakeRunner
 from affinity.errors import ConversationTerminated, RequestNotPending
+from affinity.provider.contract import Turn, TurnResult
+from affinity.worker.commits import Commits
 from affinity.worker.fetcher import Fetcher
 from tests.conversation.application import Chat, Stage, echo, kinds, make, stage, status, until
 
@@ -137,6 +139,41 @@ async def test_an_interrupt_cancels_the_run_if_that_is_requested(url: str) -> No
         ]
         assert spans[0].wake_id != spans[1].wake_id
         assert len(await talk.history(kinds=["agent.message"])) == 1
+
+
+async def test_what_a_wake_commits_while_it_is_being_cancelled_is_known_to_the_next_one(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wake may commit until the turn that cancels it is committed."""
+    entered, cancelling, paid = anyio.Event(), anyio.Event(), anyio.Event()
+    payments: list[str] = []
+
+    async def pays(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.interrupt is None:
+            entered.set()
+            await cancelling.wait()
+        await wake.step("pay", payments.append, "tea", repeat="never")
+        if wake.interrupt is None:
+            paid.set()
+            await anyio.sleep_forever()
+
+    write_turns = Commits._write_turns
+
+    async def write_late(self: Commits, turns: Sequence[Turn]) -> Sequence[TurnResult]:
+        if any(turn.cancel_activities for turn in turns) and not cancelling.is_set():
+            await anyio.sleep(0.2)  # long enough for a read that should not be made yet
+            cancelling.set()
+            await paid.wait()
+        return await write_turns(self, turns)
+
+    monkeypatch.setattr(Commits, "_write_turns", write_late)
+    async with stage(url, pays) as on:
+        talk = on.talk()
+        await talk.send(UserMessage("tea"))
+        await entered.wait()
+        seq = await talk.interrupt(cancel_running=True)
+        await talk.reply(seq, timeout=30)
+        assert len(payments) == 1
 
 
 async def test_an_interrupt_is_received_after_many_events(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
