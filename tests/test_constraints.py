@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OURS = "affinity-workflows"
 EXTRAS = ("demo", "test-all")
 ON_FLOORS = ("demo", "test-core")
-COMPANIONS = {"mcp-types", "openai"}
+COMPANIONS = {"fastmcp-slim", "mcp-types", "openai", "py-key-value-aio"}
 """What the oldest libraries of integrations need in an older release too."""
 INTEGRATIONS = ("langgraph", "mcp", "openai-agents", "pydantic-ai")
 PULLED_IN = {"commonmark", "psycopg-binary", "pydantic-core", "sniffio"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from agents import Agent, FunctionTool, Model, ModelResponse, Usage, function_tool, set_tracing_disabled
+from agents.mcp import MCPServerStreamableHttp
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -55,7 +57,7 @@ class Scripted(Model):
     def _next(self, input: Any) -> tuple[int, list[Any]]:
         items = [{"role": "user"}] if isinstance(input, str) else list(input)
         last = max(place for place, item in enumerate(items) if item.get("role") == "user")
-        results = [str(item["output"]) for item in items[last:] if item.get("type") == "function_call_output"]
+        results = [_text_of(item["output"]) for item in items[last:] if item.get("type") == "function_call_output"]
         number, left = 0, len(results)
         while left and isinstance(line := self.script[number], list):
             number, left = number + 1, left - len(line)
@@ -101,6 +103,11 @@ class Scripted(Model):
             tools=[],
         )
         yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=0)
+
+
+def _text_of(output: Any) -> str:
+    """The text of a result, which an MCP server gives as a part of a list."""
+    return str(output[0]["text"] if isinstance(output, list) else output)
 
 
 async def no_one(tool: str) -> None:
@@ -157,3 +164,27 @@ app: Final = app_of(conversations)
 
 matrix_conversations: Final = Shop(REFUND).conversations(stream=True)
 matrix_app: Final = app_of(matrix_conversations)
+
+MCP_URL: Final = "AFFINITY_TESTS_MCP_URL"
+"""Variable with the address of the server of `mcp_app`."""
+
+
+class ServerOfTest(MCPServerStreamableHttp):
+    """The server of the test, whose address is not known before it runs."""
+
+    async def connect(self) -> None:
+        """Connect to it."""
+        self.params["url"] = os.environ[MCP_URL]
+        await super().connect()  # type: ignore[no-untyped-call]
+
+
+MCP_ORDER: Final[Script] = [[call("ship", '{"parcel": 7}')], [call("refund")], "{0}, {1}"]
+mcp_conversations: Final = openai_conversations(
+    Agent(
+        name="clerk",
+        model=Scripted(MCP_ORDER),
+        mcp_servers=[ServerOfTest({"url": ""}, require_approval={"refund": "always"}, cache_tools_list=True)],
+    ),
+    retry=RETRY,
+)
+mcp_app: Final = app_of(mcp_conversations)

@@ -1,4 +1,4 @@
-"""Durable agents of the OpenAI Agents SDK: model calls, tools and guardrails are steps, which a crash does not repeat.
+"""Durable agents of the OpenAI Agents SDK: what models, tools and MCP servers have done is not done again.
 
 ``pip install 'affinity-workflows[openai-agents]'``. An agent runs in a conversation instead of by ``Runner.run``::
 
@@ -9,9 +9,10 @@ A run of several wakes is made again from its recorded steps: an approval is a r
 that has the answer runs the agent up to there without calling a model or a tool.
 
 =========  ======================================================================
-recording  a run that records model calls, tools and guardrails as steps
+recording  a run that records calls of models, tools and guardrails as steps
 models     models whose calls are such steps
 session    a session of the SDK in the state of a conversation
+servers    MCP servers, whose lists of tools are steps
 copies     copies of agents with these models, tools and guardrails
 runs       a run of agents over several wakes, with requests for approvals
 agents     conversations whose handler runs an agent

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agents import Agent, FunctionTool, GuardrailFunctionOutput, Handoff, Model, OutputGuardrail, RunConfig
 from agents.guardrail import InputGuardrail
+from agents.mcp import MCPServer
 from agents.tool_context import ToolContext
 
 from affinity.integrations.agent_runs import StepOptions, ToolCall
 from affinity.integrations.openai_agents.models import DurableModel, DurableProvider
 from affinity.integrations.openai_agents.recording import StepsOfRun, arguments_of
+from affinity.integrations.openai_agents.servers import RecordedServer, Servers
 
 
 class AgentCopies:
     """Copies of agents whose tools, guardrails and models are steps of a run."""
 
-    def __init__(self, run: StepsOfRun, steps: Mapping[str, StepOptions]) -> None:
-        self._run, self._steps = run, steps
+    def __init__(self, run: StepsOfRun, steps: Mapping[str, StepOptions], servers: Servers) -> None:
+        self._run, self._steps, self._servers = run, steps, servers
         self._known: dict[int, tuple[Agent[Any], Agent[Any]]] = {}
 
     def has(self, agent: object) -> bool:
@@ -37,7 +39,10 @@ class AgentCopies:
             tools=[self._tool(tool) if isinstance(tool, FunctionTool) else tool for tool in agent.tools],
             input_guardrails=[self._input_guardrail(each) for each in agent.input_guardrails],
             output_guardrails=[self._output_guardrail(each) for each in agent.output_guardrails],
+            mcp_servers=[RecordedServer(server, self._servers) for server in agent.mcp_servers],
         )
+        if agent.mcp_servers:
+            self._record_calls(copy, agent.mcp_servers)
         self._known[id(agent)] = (agent, copy)
         copy.handoffs = [self.of(each) if isinstance(each, Agent) else self._handoff(each) for each in agent.handoffs]
         return copy
@@ -48,12 +53,26 @@ class AgentCopies:
 
         return replace(handoff, on_invoke_handoff=invoke)
 
-    def _tool(self, tool: FunctionTool) -> FunctionTool:
+    def _record_calls(self, copy: Agent[Any], servers: Sequence[MCPServer]) -> None:
+        """Have calls of the servers of a copy be steps: the SDK makes their tools anew in each turn."""
+        listed = copy.get_mcp_tools
+
+        async def tools(context: Any) -> list[Any]:
+            found = await listed(context)
+            return [self._tool(tool, servers) if isinstance(tool, FunctionTool) else tool for tool in found]
+
+        vars(copy)["get_mcp_tools"] = tools
+
+    def _tool(self, tool: FunctionTool, servers: Sequence[MCPServer] = ()) -> FunctionTool:
         options = self._steps.get(tool.name, StepOptions())
 
         async def invoke(context: ToolContext[Any], arguments: str) -> Any:
+            async def body() -> Any:
+                await self._servers.connect(servers)  # an error of this is not for the model
+                return await tool.on_invoke_tool(context, arguments)
+
             call = ToolCall(tool.name, context.tool_call_id, arguments_of(arguments))
-            return await self._run._call_tool(call, options, lambda: tool.on_invoke_tool(context, arguments))
+            return await self._run._call_tool(call, options, body)
 
         return replace(tool, on_invoke_tool=invoke)
 

@@ -92,7 +92,7 @@ class StepsOfRun(RecordedRun):
                 )
             except StepInterrupted:
                 return f"The process ended while {call.tool!r} ran: it may have had its effect or not."
-        self._note_result(call, found["output"], is_error=False)
+        self._note_result(call, _for_readers(found["output"]), is_error=False)
         return _PARTS.validate_python(found["output"]) if found["is_parts"] else found["output"]
 
     async def _check(
@@ -140,6 +140,15 @@ def _output_to_json(output: Any) -> dict[str, Any]:
         return {"is_parts": True, "output": _PARTS.dump_python(output, mode="json", by_alias=True)}
     is_json = isinstance(output, str | int | float | bool | list | dict) or output is None
     return {"is_parts": False, "output": output if is_json else str(output)}
+
+
+def _for_readers(output: Any) -> Any:
+    """Return a recorded result as the journal shows it: of a part that is text, the text."""
+    match output:
+        case {"type": "text", "text": str(text), **rest} if not rest:
+            return text
+        case _:
+            return output
 
 
 def _said(response: ModelResponse, tools: set[str]) -> tuple[str, list[ToolCall]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from affinity.errors import WakeMisuse
 from affinity.integrations.agent_runs import StepOptions, ToolCall, current_number, opened, put, together
 from affinity.integrations.openai_agents.copies import AgentCopies, durable_config
 from affinity.integrations.openai_agents.recording import StepsOfRun, arguments_of
+from affinity.integrations.openai_agents.servers import Servers
 
 
 class OpenAIRun(StepsOfRun):
@@ -55,10 +56,11 @@ class OpenAIRun(StepsOfRun):
             WakeMisuse: an agent that is a tool asks for an approval.
             Exception: of the SDK, or see `affinity.Wake.step`.
         """
-        copies = AgentCopies(self, steps or {})
-        copy, config = copies.of(agent), durable_config(run_config)
-        self._streams = stream
-        with put(current_number, self._next("run")):
+        config, self._streams = durable_config(run_config), stream
+        async with AsyncExitStack() as stack:
+            copies = AgentCopies(self, steps or {}, Servers(self, stack))
+            copy = copies.of(agent)
+            stack.enter_context(put(current_number, self._next("run")))
             result = await self._to_end(copy, input, run_config=config, **options)
             while result.interruptions:
                 state = result.to_state()
