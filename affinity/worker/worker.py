@@ -440,6 +440,10 @@ class KernelWorker(AsyncBlock):
                 await provider.release_worker(self.identity, restart_grace=grace)
                 await provider.notify_workers({None: Hint()})
 
+    def _pass_for_ended(self) -> None:
+        """Have this worker count as one whose process has ended: a start under its name is then no second process."""
+        _BEGUN.difference_update(self._own)
+
     def _report_takeover(self, workers: Iterable[WorkerInfo]) -> None:
         """Log that another process had the name, and may run."""
         for worker in workers:

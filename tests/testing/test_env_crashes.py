@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -207,3 +208,16 @@ async def test_a_lock_that_a_worker_does_not_know_ends(env_url: str | None) -> N
             )
         await run.wait(timeout=20)
         assert timedelta(seconds=30) < env.now() - env.started < timedelta(seconds=60)
+
+
+async def test_a_crash_warns_of_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It was asked for: the start under the name of the killed worker is no second process of that name."""
+    async with Env(app) as env:
+        await env.client.start(on_session, instance_id="one")
+        await env.run_until_idle()
+        for _ in range(2):
+            await env.crash()
+            await env.client.start(on_session)
+            await env.run_until_idle()
+        assert (await env.client.status("one")).status == "completed"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -176,6 +176,7 @@ class EnvWorker(Worker):
         """Let nothing more reach the database."""
         self.is_abandoned = True
         self._link.cut()
+        self._pass_for_ended()
 
     async def crash(self) -> None:
         """End as a process that is killed: nothing more reaches the database."""
