@@ -50,9 +50,9 @@ Files: TypeAlias = Mapping[str, tuple[int, int]]
 def dev(shell: Shell, *, target: str, console: bool | None) -> None:
     """Run a worker for development: it starts again when a Python file below the working directory changes.
 
-    It prints the address of a console, with a token that works once, on this machine. There you may do everything, and
-    a button kills the worker with SIGKILL: another one starts, and continues its work. The console needs an extra: pip
-    install 'affinity-workflows[console]'.
+    It prints the address of a console, on this machine, which opens in any browser until the command ends. There you
+    may do everything, and a button kills the worker with SIGKILL: another one starts, and continues its work. The
+    console needs an extra: pip install 'affinity-workflows[console]'.
 
     Before new code starts, all open instances are replayed against it, and the instances are listed that it would
     suspend. Then the running activities of the old worker end (AFFINITY_DRAIN_TIMEOUT), and the new one starts. Code

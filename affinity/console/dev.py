@@ -49,8 +49,12 @@ def create_dev(database: str | Client, kill: Callable[[], bool]) -> Console:
 
 @asynccontextmanager
 async def serve_dev(url: str, kill: Callable[[], bool], user: str) -> AsyncIterator[str]:
-    """Serve it on a free port of this machine; gives the address, which logs one browser in."""
+    """Serve it on a free port of this machine; gives the address, which logs any browser in while this lasts.
+
+    The address is printed at the terminal of the user whose code and database it is, and no other machine reaches it.
+    That of ``affinity console``, which may show others' databases, works once.
+    """
     token = secrets.token_urlsafe(32)
-    login = TokenLogin(token, user, once=True)
+    login = TokenLogin(token, user, once=False)
     async with create_dev(url, kill) as console, serve_locally(console, login) as address:
         yield f"{address}/login?token={token}"

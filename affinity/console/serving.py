@@ -199,11 +199,11 @@ class TokenLogin(Login):
             return self._user
         if request.method == "GET" and request.headers.get("sec-fetch-site") == "cross-site":
             return _load(f"{request.scope['path']}?{request.url.query}")  # a link elsewhere: without a strict cookie
-        return Refusal(401, "log in with the address that `affinity console` has printed, or with the token file")
+        return Refusal(401, "log in with the address that the command has printed, or with the token file")
 
     def _login(self, request: Request, base: str) -> Response:
         if self._token is None or not hmac.compare_digest(_token_in(request).encode(), self._token.encode()):
-            text = "this token is not valid, or was used: start `affinity console` again for another one"
+            text = "this token is not valid, or was used: start the command again for another one"
             return Refusal(401, text, "a token that was used, or is wrong")
         if self._once:
             self._token = None

@@ -6,7 +6,7 @@ import httpx2 as httpx
 import pytest
 
 from affinity import Client
-from affinity.console.dev import KILL, create_dev
+from affinity.console.dev import KILL, create_dev, serve_dev
 from affinity.console.pages import pages
 from tests.console.conftest import ORIGIN, Open, token
 
@@ -53,3 +53,16 @@ async def test_no_other_console_has_the_button(open_console: Open) -> None:
             assert BUTTON not in (await http.get(path)).text
         form = {"token": await token(http, "/workers"), "what": "worker"}
         assert (await http.post(f"/do/{KILL}", data=form, headers=ORIGIN)).status_code == 404
+
+
+async def test_its_address_opens_in_each_browser_and_no_other_token_does(sqlite_url: str) -> None:
+    """Also again in the same one. A browser that has not opened the address sees nothing."""
+    async with Client(sqlite_url), serve_dev(sqlite_url, lambda: False, "ann") as address:
+        base, _, given = address.partition("/login?token=")
+        for _ in range(2):
+            async with httpx.AsyncClient(base_url=base) as http:
+                assert (await http.get("/")).status_code == 401
+                assert (await http.get("/login", params={"token": given[:-1]})).status_code == 401
+                for _ in range(2):
+                    assert (await http.get(address)).status_code == 200
+                    assert BUTTON in (await http.get("/")).text
