@@ -76,6 +76,15 @@ def test_a_job_runs_each_session() -> None:
     assert set(jobs(ROOT / ".github/workflows/nightly.yml")["nox"]["strategy"]["matrix"]["session"]) == AT_NIGHT
 
 
+def test_the_systems_of_the_classifiers_are_those_of_jobs() -> None:
+    """`docs/run/versions.md` says where it may work too, untested."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {one.rpartition(" :: ")[2] for one in project["classifiers"] if one.startswith("Operating System ::")}
+    systems = {"ubuntu": "Linux", "macos": "MacOS", "windows": "Windows"}
+    runs_on = {job["runs-on"].partition("-")[0] for path in WORKFLOWS for job in jobs(path).values()}
+    assert named == {systems[system] for system in runs_on}
+
+
 def test_a_job_runs_the_readme_on_each_supported_python() -> None:
     matrix = jobs(ROOT / ".github/workflows/ci.yml")["nox"]["strategy"]["matrix"]
     on = [*matrix["python"], *(entry["python"] for entry in matrix["include"] if entry["session"] == "tests")]
