@@ -18,6 +18,7 @@ import anyio
 from pydantic import BaseModel, Field, JsonValue
 from pydantic_core import from_json, to_json, to_jsonable_python
 
+from affinity.agent.tools import ToolErrorKind, error_value
 from affinity.composed.app import App
 from affinity.composed.client import Client
 from affinity.composed.worker import Worker
@@ -52,6 +53,11 @@ PROMPT: Final = "prompt"
 
 MAX_SHOWN_RESULT: Final = 64 * 1024
 """Bytes of the JSON of a tool's result in the journal: of a longer one, its beginning. The model reads all of it."""
+
+REFUSED: Final = "a person has refused it"
+"""What the journal says of a call that was refused without a reason."""
+
+_INTERRUPTED: Final = "an interrupt came before the call had a result"
 
 Input = tuple[int, str]
 """Number and text of a message."""
@@ -123,11 +129,19 @@ class RecordedRun:
         self._run = run
         self._has_transcript = transcript
         self._counts: Counter[str] = Counter()
+        self._open: dict[tuple[int, str], JsonValue] = {}
+        """Calls without a result, by `current_number` and id, of whichever wake; each with the error that it will have.
+        """
 
     @property
     def id(self) -> str:
         """The same in each wake in which it goes on."""
         return self._run.id
+
+    @property
+    def open_calls(self) -> list[str]:
+        """Ids of the calls in the journal that have no result there."""
+        return [tool_use_id for _, tool_use_id in self._open] if self._has_transcript else []
 
     @property
     def is_paused(self) -> bool:
@@ -174,17 +188,41 @@ class RecordedRun:
         if self._has_transcript:
             self.wake.append(event)
 
-    def _note_calls(self, text: str, calls: Sequence[ToolCall]) -> None:
-        """Append what the model says before it calls tools, and the calls. Its last text is appended by the handler."""
+    def _note_turn(
+        self, results: Sequence[ToolResult], text: str, calls: Sequence[ToolCall], *, is_of_wake: bool
+    ) -> None:
+        """Append what a response of the model has read and the journal lacks, what it says before it calls tools, and
+        the calls, if the response was made in this wake. Its last text is appended by the handler.
+
+        A call lacks its result if its tool has not run in a step: it was refused, or its arguments were.
+        """
+        number = current_number.get()
+        append = self._append if is_of_wake else _ignore
+        for result in results:
+            if (key := (number, result.tool_use_id)) in self._open:
+                error = self._open.pop(key)
+                append(result if error is None else ToolResult(result.tool_use_id, error, is_error=True))
         if calls and text:
-            self._append(AgentMessage(text))
+            append(AgentMessage(text))
         for call in calls:
-            self._append(ToolUse(call.tool, call.arguments, tool_use_id=call.tool_use_id))
+            self._open[number, call.tool_use_id] = None
+            append(ToolUse(call.tool, call.arguments, tool_use_id=call.tool_use_id))
+
+    def _note_error(self, tool_use_id: str, kind: ToolErrorKind, message: str) -> None:
+        """Have the journal show an error in place of the result that the model reads."""
+        if (key := (current_number.get(), tool_use_id)) in self._open:
+            self._open[key] = error_value(kind, message)
 
     def _note_result(self, call: ToolCall, result: object, *, is_error: bool) -> None:
-        """Append the result of a tool, if it was made in this wake."""
+        """Append the result of a step, if it was made in this wake."""
+        if call.made_in:
+            self._open.pop((current_number.get(), call.tool_use_id), None)
         if call.made_in == self.wake.id:
             self._append(ToolResult(call.tool_use_id, shown(result), is_error=is_error))
+
+
+def _ignore(event: JournalEvent) -> None:
+    """Append nothing: an earlier wake has."""
 
 
 @asynccontextmanager
@@ -253,6 +291,7 @@ class WaitingState(BaseModel):
 
     waiting: list[Input] = Field(default_factory=list)  # messages that came while the agent waited
     is_paused: bool = False  # a run waits for an answer
+    calls: list[str] = Field(default_factory=list)  # ids of its calls without a result
 
 
 async def answer_messages(
@@ -261,15 +300,20 @@ async def answer_messages(
     """Have the agent answer the messages of a wake, and those that have come while it waited.
 
     ``answer`` opens a run with the messages that it is given, and leaves it. A run that was open before has other
-    messages, so those that it has not answered go to the next one.
+    messages, so those that it has not answered go to the next one. An interrupt ends it; its calls get an error.
     """
     is_interrupted = wake.interrupt is not None
     left = messages_of(wake) if is_interrupted else [*state.waiting, *messages_of(wake)]
     is_paused = state.is_paused and not is_interrupted
+    if is_interrupted:
+        for tool_use_id in state.calls:
+            wake.append(ToolResult(tool_use_id, error_value("outcome_unknown", _INTERRUPTED), is_error=True))
+    state.calls = state.calls if is_paused else []
     while left or is_paused:
         run = await answer(left)
         left = [each for each in left if each[0] not in run.numbers]
         is_paused = run.is_paused
+        state.calls = run.open_calls if is_paused else []
         if is_paused:
             break
     state.waiting, state.is_paused = left, is_paused

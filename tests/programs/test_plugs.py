@@ -29,13 +29,17 @@ def called(label: str, result: str | None = None) -> list[JournalEvent]:
     return [use] if result is None else [use, ToolResult(label, result)]
 
 
+def refused(label: str, why: str) -> ToolResult:
+    return ToolResult(label, {"error": {"kind": "refused", "message": why}}, is_error=True)
+
+
 def answer(**read: str) -> AgentMessage:
     return AgentMessage(f"{DONE}{json.dumps([['m0'], read])}")
 
 
 def test_what_is_right_is_found_right() -> None:
     judge(*called(LOOK, LOOK), *called(PAY, PAY), answer(**{LOOK: LOOK, PAY: PAY}))
-    judge(*called(PAY), answer(**{PAY: "denied"}), allowed=False)
+    judge(*called(PAY), refused(PAY, "denied"), answer(**{PAY: "denied"}), allowed=False)
     judge(*called(LOOK, LOOK), *called(PAY), waits=True)
 
 
@@ -48,6 +52,8 @@ def test_what_is_right_is_found_right() -> None:
         ([*called(PAY, PAY), answer()], False, "is allowed: False"),
         ([*called(LOOK, LOOK), answer(**{LOOK: "another"})], True, "has read another"),
         ([*called(LOOK), answer()], True, "have no result"),
+        ([*called(PAY), answer()], False, "have no result"),
+        ([*called(PAY), refused(PAY, "denied"), answer(**{PAY: "another"})], False, "has read another"),
         ([], True, "have no answer"),
     ],
 )

@@ -20,7 +20,7 @@ from agents import (
 from pydantic import JsonValue, TypeAdapter
 from pydantic_core import from_json, to_json
 
-from affinity.conversation import Wake, WakeRun
+from affinity.conversation import ToolResult, Wake, WakeRun
 from affinity.errors import NotSerializable, PayloadTooLarge, StepInterrupted
 from affinity.integrations.agent_runs import (
     Operation,
@@ -31,6 +31,7 @@ from affinity.integrations.agent_runs import (
     current_number,
     current_run,
     put,
+    shown,
 )
 
 _RESPONSES: Final[TypeAdapter[ModelResponse]] = TypeAdapter(ModelResponse)
@@ -73,11 +74,10 @@ class StepsOfRun(RecordedRun):
         operation = Operation(_MODEL, [str(current_number.get()), digest], {}, is_model=True)
         value, has_run, is_of_wake = await self._record(operation, body, "a response of the model")
         response = _RESPONSES.validate_python(value)
-        if is_of_wake:
-            text, calls = _said(response, {tool.name for tool in tools if isinstance(tool, FunctionTool)})
-            if self._streams and not has_run and text:
-                self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
-            self._note_calls(text, calls)
+        text, calls = _said(response, {tool.name for tool in tools if isinstance(tool, FunctionTool)})
+        if is_of_wake and self._streams and not has_run and text:
+            self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
+        self._note_turn(_results_in(input), text, calls, is_of_wake=is_of_wake)
         return response
 
     async def _call_tool(self, call: ToolCall, options: StepOptions, body: Callable[[], Awaitable[Any]]) -> object:
@@ -91,7 +91,9 @@ class StepsOfRun(RecordedRun):
                     Operation(f"tool:{call.tool}", identity, options), recorded, f"the result of tool {call.tool!r}"
                 )
             except StepInterrupted:
-                return f"The process ended while {call.tool!r} ran: it may have had its effect or not."
+                text = f"The process ended while {call.tool!r} ran: it may have had its effect or not."
+                self._note_error(call.tool_use_id, "outcome_unknown", text)
+                return text
         self._note_result(call, _for_readers(found["output"]), is_error=False)
         return _PARTS.validate_python(found["output"]) if found["is_parts"] else found["output"]
 
@@ -160,6 +162,17 @@ def _said(response: ModelResponse, tools: set[str]) -> tuple[str, list[ToolCall]
         elif item.type == "function_call" and item.name in tools:
             calls.append(ToolCall(item.name, item.call_id, arguments_of(item.arguments)))
     return "".join(texts), calls
+
+
+def _results_in(input: Any) -> list[ToolResult]:
+    """Return the results of calls that stand behind the last message."""
+    found: list[ToolResult] = []
+    for item in reversed(input if isinstance(input, list) else []):
+        if item.get("role"):
+            break
+        if item.get("type") == "function_call_output":
+            found.append(ToolResult(str(item["call_id"]), shown(_for_readers(item["output"]))))
+    return found[::-1]
 
 
 def arguments_of(text: str | None) -> dict[str, Any]:

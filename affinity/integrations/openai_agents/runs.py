@@ -12,7 +12,7 @@ from agents.items import ToolApprovalItem
 
 from affinity.conversation import ToolConfirmation, Wake
 from affinity.errors import WakeMisuse
-from affinity.integrations.agent_runs import StepOptions, ToolCall, current_number, opened, put, together
+from affinity.integrations.agent_runs import REFUSED, StepOptions, ToolCall, current_number, opened, put, together
 from affinity.integrations.openai_agents.copies import AgentCopies, durable_config
 from affinity.integrations.openai_agents.recording import StepsOfRun, arguments_of
 from affinity.integrations.openai_agents.servers import Servers
@@ -93,6 +93,8 @@ class OpenAIRun(StepsOfRun):
             request = ToolConfirmation(call.tool, call.arguments, tool_use_id=call.tool_use_id)
             answer = await self._run.require(request, expires_in=expires_in)
             answers[place] = (answer.allowed, answer.reason)
+            if not answer.allowed:
+                self._note_error(call.tool_use_id, "refused", answer.reason or REFUSED)
 
         await together([ask(place, item) for place, item in enumerate(items)])
         return [answers[place] for place in range(len(items))]

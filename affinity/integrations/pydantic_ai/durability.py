@@ -132,12 +132,13 @@ class AffinityDurability(BaseDurabilityCapability[Deps]):
     async def after_model_request(
         self, ctx: RunContext[Deps], *, request_context: ModelRequestContext, response: ModelResponse
     ) -> ModelResponse:
-        """Append the calls of a response that is of this wake to the journal."""
+        """Append the calls of a response that is of this wake to the journal, and what it has read."""
         response = await super().after_model_request(ctx, request_context=request_context, response=response)
         run = run_here()
         if run is not None:
             tools = request_context.model_request_parameters.function_tools
-            run._note_response(response.parts, {tool.name for tool in tools if tool.kind != "external"})
+            names = {tool.name for tool in tools if tool.kind != "external"}
+            run._note_response(request_context.messages, response, names)
         return response
 
     async def wrap_tool_execute(

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from pydantic import JsonValue
 from pydantic_ai.durable_exec import external_event_scope, record_durable_unit, replay_scope
-from pydantic_ai.messages import TextPart, ToolCallPart
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 
-from affinity.conversation import Wake, WakeRun
+from affinity.agent.tools import error_value
+from affinity.conversation import ToolResult, Wake, WakeRun
 from affinity.integrations.agent_runs import (
     Operation,
     RecordedRun,
@@ -19,6 +20,7 @@ from affinity.integrations.agent_runs import (
     current_number,
     current_run,
     opened,
+    shown,
 )
 from affinity.integrations.pydantic_ai.requests import RequestWaiter
 
@@ -61,12 +63,28 @@ class AgentRun(RecordedRun):
                     self.wake.stream(part["content"])
         return value
 
-    def _note_response(self, parts: Sequence[object], tools: set[str]) -> None:
-        """Append the calls of a response to the journal, if it was made in this wake."""
-        if self._responses.get(current_number.get(), False):
-            calls = [part for part in parts if isinstance(part, ToolCallPart) and part.tool_name in tools]
-            text = "".join(part.content for part in parts if isinstance(part, TextPart))
-            self._note_calls(text, [call_of(part) for part in calls])
+    def _note_response(self, messages: Sequence[ModelMessage], response: ModelResponse, tools: set[str]) -> None:
+        """Append the calls of a response to the journal, and results before it that are not there."""
+        calls = [call_of(part) for part in response.parts if isinstance(part, ToolCallPart) and part.tool_name in tools]
+        text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+        is_of_wake = self._responses.get(current_number.get(), False)
+        self._note_turn(_results_in(messages), text, calls, is_of_wake=is_of_wake)
+
+
+def _results_in(messages: Sequence[ModelMessage]) -> list[ToolResult]:
+    """Return the results of calls that stand behind the last response."""
+    found: list[ToolResult] = []
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            break
+        for part in message.parts:
+            if isinstance(part, ToolReturnPart):
+                if part.outcome == "denied":
+                    result: JsonValue = error_value("refused", str(part.content))
+                else:
+                    result = shown(part.content)
+                found.append(ToolResult(part.tool_call_id, result, is_error=part.outcome != "success"))
+    return found
 
 
 @asynccontextmanager

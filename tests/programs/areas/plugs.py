@@ -180,10 +180,9 @@ def check(name: str, entries: Sequence[JournalEntry], sent: Sent, *, waits: bool
 
     Raises:
         AssertionError: a message has two answers or, where no request waits, none; or a call has not the one result
-            that its request allows, and that the model has read. A call that was refused has none.
+            that its request allows, and that the model has read.
     """
-    answers, refused = Counter[str](), {label for label, allowed in sent.allowed.items() if not allowed}
-    calls, results = Counter[str](), dict[str, ToolResult]()
+    answers, calls, results = Counter[str](), Counter[str](), dict[str, ToolResult]()
     for entry in entries:
         event = entry.event
         if isinstance(event, ToolUse):
@@ -195,8 +194,8 @@ def check(name: str, entries: Sequence[JournalEntry], sent: Sent, *, waits: bool
             ids, read = json.loads(event.text.removeprefix(DONE))
             answers.update(ids)
             for label, text in read.items():
-                has_result = label in results and str(results[label].result) == text
-                assert has_result or label in refused, f"{name}: the model has read {text} of {label}"
+                has_result = label in results and _text_of(results[label]) == text
+                assert has_result, f"{name}: the model has read {text} of {label}"
     twice = [each for counted in (answers, calls) for each, number in counted.items() if number > 1]
     assert not twice, f"{name}: {twice} were answered, or called, twice"
     for label, result in results.items():
@@ -204,8 +203,17 @@ def check(name: str, entries: Sequence[JournalEntry], sent: Sent, *, waits: bool
         assert (result.result == label) == may, f"{name}: {result}, and its call is allowed: {may}"
     missing = sent.messages.get(name, set()) - answers.keys()
     assert waits or not missing, f"{name}: {missing} have no answer, and no request waits"
-    unanswered = calls.keys() - results.keys() - refused
+    unanswered = calls.keys() - results.keys()
     assert waits or not unanswered, f"{name}: {unanswered} have no result"
+
+
+def _text_of(result: ToolResult) -> str:
+    """What the model reads: of a refusal, why."""
+    match result.result:
+        case {"error": {"kind": "refused", "message": str(message)}}:
+            return message
+        case value:
+            return str(value)
 
 
 PLUGS: Final = Plugs()
