@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+from bench.progress import rounds_shown
+
 Better = Literal["more", "less"]
 
 
@@ -130,7 +132,9 @@ def advantage(metric: Metric, ours: float, other: float) -> float:
 def over_rounds(rounds: int, measures: Iterable[Callable[[], None]]) -> None:
     """Call every measure once a round; each round begins with another one."""
     order = list(measures)
-    for _ in range(rounds):
-        for measure in order:
-            measure()
-        order.append(order.pop(0))
+    with rounds_shown(rounds * len(order)) as advance:
+        for _ in range(rounds):
+            for measure in order:
+                measure()
+                advance()
+            order.append(order.pop(0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,10 +34,31 @@ from bench.systems.ours import OurClient
 from bench.systems.ours_app import talking, talks
 from bench.wire import Messages, wire
 from bench.work import Stamp, Walk, Walked, WrongResults
+from tests.support.terminals import on_terminal
 
 
 def stamps(*turns: int) -> list[list[float]]:
     return [[turn, 1, 10.0 + turn] for turn in turns]
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+ROUNDS = """
+from functools import partial
+import click
+from bench.measures import over_rounds
+over_rounds(2, [partial(click.echo, name, err=True) for name in ("tea", "milk")])
+"""
+
+
+def test_rounds_have_a_bar_on_a_terminal_and_are_only_called_elsewhere() -> None:
+    """Lines of measurements stay above the bar, which is gone at the end."""
+    shown = on_terminal([sys.executable, "-c", ROUNDS], "xterm")
+    assert all(f"{number}/4" in shown for number in range(5))
+    assert [shown.count(name) for name in ("tea", "milk")] == [2, 2]
+    assert shown.rstrip().endswith("\x1b[2K")
+    done = subprocess.run([sys.executable, "-c", ROUNDS], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "tea\nmilk\nmilk\ntea\n")
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
-import threading
-from contextlib import suppress
 from typing import Any
 
 import click
@@ -19,6 +14,7 @@ import pytest
 from affinity.cli.help import INTERRUPTED, UNKNOWN
 from affinity.cli.progress import Progress
 from tests.cli.conftest import Play, launch, refused, succeed
+from tests.support.terminals import on_terminal
 from tests.support.worker_processes import PATIENCE
 
 # --- progress ---------------------------------------------------------------------------------------------------------
@@ -69,28 +65,6 @@ def test_on_a_terminal_it_is_a_bar(term: str, total: int | None, shown: str) -> 
     assert "removed" in said
     assert shown in said
     assert ("\x1b[2K" in said) == (term != "dumb")
-
-
-def on_terminal(arguments: list[str], term: str) -> str:
-    """What a program writes to stderr that is a terminal."""
-    ours, theirs = pty.openpty()
-    found = io.BytesIO()
-
-    def read() -> None:
-        with suppress(OSError):  # the other end is closed
-            while data := os.read(ours, 4096):
-                found.write(data)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    environment = {**os.environ, "TERM": term}
-    try:
-        subprocess.run(arguments, stderr=theirs, env=environment, timeout=PATIENCE, check=True)
-    finally:
-        os.close(theirs)
-        reader.join()
-        os.close(ours)
-    return found.getvalue().decode()
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------
