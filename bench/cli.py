@@ -17,6 +17,7 @@ from bench.figures import figure
 from bench.machine import describe_machine, load
 from bench.measures import Report
 from bench.places import NoServer, Place, postgres_place, sqlite_place
+from bench.progress import say
 from bench.run import Run
 from bench.scenarios import LONG, ON_SQLITE, SCENARIOS
 from bench.systems import OURS, SYSTEMS
@@ -64,7 +65,7 @@ def main(
             systems=systems,
             rounds=rounds or (QUICK_ROUNDS if quick else ROUNDS),
             quick=quick,
-            say=lambda line: click.echo(line, err=True),
+            say=say,
         )
         run.ours.tracing = tracing
         about = _about(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,3 +32,8 @@ def rounds_shown(total: int) -> Iterator[Callable[[], None]]:
             bar.update(measured, advance=1, refresh=True)
 
         yield advance
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, above the bar if there is one: `sys.stderr` is the bar's meanwhile."""
+    print(line, file=sys.stderr)

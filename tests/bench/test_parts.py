@@ -45,9 +45,9 @@ def stamps(*turns: int) -> list[list[float]]:
 
 ROUNDS = """
 from functools import partial
-import click
 from bench.measures import over_rounds
-over_rounds(2, [partial(click.echo, name, err=True) for name in ("tea", "milk")])
+from bench.progress import say
+over_rounds(2, [partial(say, name) for name in ("tea", "milk")])
 """
 
 
@@ -55,7 +55,7 @@ def test_rounds_have_a_bar_on_a_terminal_and_are_only_called_elsewhere() -> None
     """Lines of measurements stay above the bar, which is gone at the end."""
     shown = on_terminal([sys.executable, "-c", ROUNDS], "xterm")
     assert all(f"{number}/4" in shown for number in range(5))
-    assert [shown.count(name) for name in ("tea", "milk")] == [2, 2]
+    assert [shown.count(f"\x1b[2K{name}\r\n") for name in ("tea", "milk")] == [2, 2]
     assert shown.rstrip().endswith("\x1b[2K")
     done = subprocess.run([sys.executable, "-c", ROUNDS], check=True, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "tea\nmilk\nmilk\ntea\n")
