@@ -148,8 +148,8 @@ def failure_row(turn: Turn, failure: NewFailure) -> Columns:
 def failure_conditions(where: FailureFilter) -> tuple[frozenset[str], dict[str, Any]]:
     """Return the parts of a listing's statement, and the values that they need."""
     given: dict[str, Any] = {}
-    parts = {name for name in ("kind", "error_type", "after") if getattr(where, name) is not None}
-    if "kind" in parts:
+    parts = {name for name in ("error_type", "after") if getattr(where, name) is not None}
+    if where.kind is not None:
         given |= {"kind": where.kind, "name": where.name}
     if "error_type" in parts:
         given["error_type"] = where.error_type

@@ -126,6 +126,7 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.list_failed_attempts("x7", 1, 10),
         lambda: peer.provider.list_failures(FailureFilter(seconds=86_400.0), 10),
         lambda: peer.provider.list_failures(of_step, 10),
+        lambda: peer.provider.list_failures(replace(of_step, error_type=None), 10),
         lambda: peer.provider.list_failures(replace(of_step, after=FailurePlace(datetime.now(UTC), "x", 1, 2, 1)), 10),
         lambda: peer.provider.group_failures(86_400.0, 10, most=10),
         lambda: peer.provider.list_executions("m", 10),

@@ -27,7 +27,8 @@ async def list_failures(db: Database, where: FailureFilter, limit: int) -> Seque
     parts, given = failure_conditions(where)
     params: dict[str, Any] = {name: Int8(each) if isinstance(each, int) else each for name, each in given.items()}
     params |= {"seconds": float(where.seconds), "limit": Int8(min(limit, MAX_PAGE))}
-    rows = await db.connections.misc.run(with_parts(_SQL["list"], parts), params)
+    of_name = where.kind is not None and where.error_type is None
+    rows = await db.connections.misc.run(with_parts(_SQL["list_of_name" if of_name else "list"], parts), params)
     return [to_failure(row, same_time) for row in rows]
 
 

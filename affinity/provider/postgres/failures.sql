@@ -18,17 +18,41 @@ SELECT
     , NULL
 FROM failures f
 WHERE f.failed_at >= (SELECT clock() - %(seconds)s * interval '1 s')
--- [kind
-  AND f.kind = %(kind)s AND f.name = %(name)s
--- kind]
 -- [error_type
-  AND f.error_type = %(error_type)s
+  AND f.kind = %(kind)s AND f.name = %(name)s AND f.error_type = %(error_type)s
 -- error_type]
 -- [after
   AND f.failed_at <= %(at)s
   AND (f.failed_at, f.instance_id, f.execution_id, f.activity_id, f.attempt)
     < (%(at)s, %(after_instance)s, %(after_execution)s, %(after_activity)s, %(after_attempt)s)
 -- after]
+ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
+
+-- list_of_name: a page of one name, whatever the class: the newest rows of each class, which are found one by one in the index
+-- Parts: as in `list`.
+WITH RECURSIVE classes (error_type) AS (
+    (SELECT error_type FROM failures WHERE kind = %(kind)s AND name = %(name)s ORDER BY error_type LIMIT 1)
+    UNION ALL
+    SELECT n.error_type FROM classes c CROSS JOIN LATERAL (
+        SELECT f.error_type FROM failures f
+        WHERE f.kind = %(kind)s AND f.name = %(name)s AND f.error_type > c.error_type ORDER BY f.error_type LIMIT 1
+    ) n
+), since AS MATERIALIZED (
+    SELECT clock() - %(seconds)s * interval '1 s' AS at
+)
+SELECT
+    -- include shown
+    , NULL
+FROM classes c CROSS JOIN LATERAL (
+    SELECT * FROM failures f
+    WHERE f.kind = %(kind)s AND f.name = %(name)s AND f.error_type = c.error_type AND f.failed_at >= (SELECT at FROM since)
+-- [after
+      AND f.failed_at <= %(at)s
+      AND (f.failed_at, f.instance_id, f.execution_id, f.activity_id, f.attempt)
+        < (%(at)s, %(after_instance)s, %(after_execution)s, %(after_activity)s, %(after_attempt)s)
+-- after]
+    ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
+) f
 ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
 
 -- groups: by kind, name and class, found one by one in the index; of each its newest rows, and the first of the time

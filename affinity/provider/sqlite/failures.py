@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 from affinity.limits import FIRST_STACKS, LAST_STACKS, MAX_FAILURE_GROUPS, MAX_PAGE, SWEEP_ROWS
@@ -39,7 +40,18 @@ def list_page(tx: Tx, where: FailureFilter, limit: int) -> list[FailureRecord]:
     bounds: dict[str, Any] = {**given, "since": tx.now - where.seconds, "limit": min(limit, MAX_PAGE)}
     if where.after is not None:
         bounds["at"] = where.after.failed_at.timestamp()
-    return [to_failure(row, instant) for row in tx.rows(with_parts(SQL["list"], parts), bounds)]
+    if where.kind is None or where.error_type is not None:
+        rows = tx.rows(with_parts(SQL["list"], parts), bounds)
+    else:  # the newest ones of each class, since the index has the class before the time
+        of_class = with_parts(SQL["list"], parts | {"error_type"})
+        classes = tx.rows(SQL["classes"], given)
+        found = [row for (error_type,) in classes for row in tx.rows(of_class, {**bounds, "error_type": error_type})]
+        rows = sorted(found, key=_PLACE, reverse=True)[: bounds["limit"]]
+    return [to_failure(row, instant) for row in rows]
+
+
+_PLACE: Final = itemgetter(8, 0, 1, 2, 3)
+"""The columns by which a listing is sorted, as in ``list``."""
 
 
 def group(tx: Tx, seconds: float, limit: int, *, most: int) -> FailureGroups:

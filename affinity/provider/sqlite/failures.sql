@@ -37,15 +37,12 @@ SELECT
     -- include shown
     , NULL
 FROM failures AS f
--- [kind
-INDEXED BY failures_by_group
--- kind]
-WHERE f.failed_at >= :since
--- [kind
-  AND f.kind = :kind AND f.name = :name
--- kind]
 -- [error_type
-  AND f.error_type = :error_type
+INDEXED BY failures_by_group
+-- error_type]
+WHERE f.failed_at >= :since
+-- [error_type
+  AND f.kind = :kind AND f.name = :name AND f.error_type = :error_type
 -- error_type]
 -- [after
   AND f.failed_at <= :at
@@ -53,6 +50,15 @@ WHERE f.failed_at >= :since
     < (:at, :after_instance, :after_execution, :after_activity, :after_attempt)
 -- after]
 ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT :limit;
+
+-- classes: of the errors of one name, found one by one in the index
+WITH RECURSIVE classes (error_type) AS (
+    SELECT min(error_type) FROM failures WHERE kind = :kind AND name = :name
+    UNION ALL
+    SELECT (SELECT min(f.error_type) FROM failures AS f WHERE f.kind = :kind AND f.name = :name AND f.error_type > c.error_type)
+    FROM classes AS c WHERE c.error_type IS NOT NULL
+)
+SELECT error_type FROM classes WHERE error_type IS NOT NULL;
 
 -- groups: by kind, name and class, found one by one in the index
 WITH RECURSIVE named (id) AS (

@@ -167,7 +167,8 @@ CREATE TABLE failures (
     PRIMARY KEY (instance_id, execution_id, activity_id, attempt)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX failures_time ON failures (failed_at, instance_id);
-CREATE INDEX failures_group ON failures (kind, name, error_type, failed_at, instance_id);
+-- The whole order of a listing, so that none reads and sorts a class as a whole, whatever the statistics say.
+CREATE INDEX failures_group ON failures (kind, name, error_type, failed_at, instance_id, execution_id, activity_id, attempt);
 CREATE INDEX failures_without_stack ON failures (failed_at) WHERE stack IS NULL;
 
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.

@@ -109,6 +109,8 @@ class FailureRules(Rules):
             assert [each.failed_at for each in found] == sorted((each.failed_at for each in found), reverse=True)
             of = await pages(FailureFilter(seconds=HOUR, kind="activity", name="charge", error_type="OSError"), size)
             assert [each.instance_id for each in of] == ["i4", "i4", "i2", "i2", "i0", "i0"]
+            of = await pages(FailureFilter(seconds=HOUR, kind="activity", name="charge"), size)
+            assert of == [each for each in found if each.name == "charge"], "of all classes, in the order of the time"
             of = await pages(FailureFilter(seconds=HOUR, kind="orchestration", name="order"), size)
             assert [each.instance_id for each in of] == ["i4", "i3", "i2", "i1", "i0"]
             assert {each.instance_id for each in await pages(FailureFilter(seconds=1300.0), size)} == {"i4", "i3"}
