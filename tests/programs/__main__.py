@@ -16,7 +16,7 @@ from affinity import PayloadCodec
 from tests.payloads.memory import small_blobs
 from tests.payloads.xor import CODEC
 from tests.programs.areas import AREAS
-from tests.programs.databases import Copies
+from tests.programs.databases import Copies, Databases
 from tests.programs.draw import Failed, search
 from tests.programs.program import Program, Size
 from tests.programs.run import Totals, run
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.blobs and chosen.processes:
         raise SystemExit("--blobs is not for --processes: the blobs are in memory")
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
-    with _silent(), _database(chosen) as where:
+    with silent(), _database(chosen) as where:
         print(f"seed {seed}, {', '.join(areas)}, on {'SQLite' if where is None else 'PostgreSQL'}", flush=True)
         payloads = {"codec": CODEC if chosen.codec else None, "has_blobs": chosen.blobs}
         options = {"processes": chosen.processes, "repeats": chosen.repeats, "suspends": chosen.suspends}
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Nothing is logged of faults; a log line takes as long as a turn."""
     before = logging.root.manager.disable
     logging.disable()
@@ -98,7 +98,7 @@ def _silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _database(chosen: argparse.Namespace) -> Iterator[str | Copies | None]:
+def _database(chosen: argparse.Namespace) -> Iterator[str | Databases | None]:
     if chosen.postgres is None:
         yield chosen.url
         return
@@ -125,7 +125,7 @@ class Look:
 
     def __init__(
         self,
-        where: str | Copies | None,
+        where: str | Databases | None,
         areas: Sequence[str],
         *,
         shrink: bool = True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import anyio.to_thread
 
 from affinity import migrate
@@ -11,6 +13,14 @@ from affinity.testing.env.postgres import SETTINGS, PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
 from tests.servers import PostgresServer
 from tests.support.waiting import run_on_a_thread
+
+
+class Databases(Protocol):
+    """Where each program has a database of its own."""
+
+    async def create(self) -> EnvDatabase:
+        """A new one."""
+        ...
 
 
 class Copies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -21,7 +21,7 @@ from tests.programs import interpreter, payments, rest, rest_blobs, rollouts
 from tests.programs.areas import AREAS
 from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.calls import used
-from tests.programs.databases import Copies
+from tests.programs.databases import Databases
 from tests.programs.faults import Faults
 from tests.programs.play import Play
 from tests.programs.program import Program, Size
@@ -57,13 +57,14 @@ class Totals:
 
 async def run(
     program: Program,
-    where: str | Copies | None = None,
+    where: str | Databases | None = None,
     totals: Totals | None = None,
     *,
     processes: bool = False,
     size: Size = "any",
     codec: PayloadCodec | None = None,
     blobs: Blobs | None = None,
+    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
@@ -75,6 +76,7 @@ async def run(
         size: how long it may take.
         codec: encodes all payloads; not with ``processes``.
         blobs: keep large payloads; not with ``processes``.
+        beside: what happens to the database while the clients play.
 
     Raises:
         AssertionError: a rule is broken.
@@ -82,13 +84,19 @@ async def run(
     totals = Totals() if totals is None else totals
     with traced() if program.traced else nullcontext() as spans, payments.used():
         async with _env(program, where, codec, blobs, processes=processes) as env:
-            await _run(env, program, totals, size)
+            await _run(env, program, totals, size, beside)
             assert payments.paid_twice() == []
     if spans is not None:
         _check_spans(spans.get_finished_spans())
 
 
-async def _run(env: Env, program: Program, totals: Totals, size: Size) -> None:
+async def _run(
+    env: Env,
+    program: Program,
+    totals: Totals,
+    size: Size,
+    beside: Callable[[], AbstractAsyncContextManager[None]],
+) -> None:
     play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout), size=size)
     play.calls.on_repeated = play.tick_often
     play.calls.now = lambda: env.now().timestamp()
@@ -96,7 +104,8 @@ async def _run(env: Env, program: Program, totals: Totals, size: Size) -> None:
     env._traffic.on_commit = faults.on_commit
     try:
         with anyio.fail_after(PATIENCE[size]), used(play.calls), _user(env, program), _headers(program):
-            seen = await _play(play, program)
+            async with beside():
+                seen = await _play(play, program)
             faults.end()
             with env.freeze():  # calls of clients may wait for what never happens
                 await play.end()
@@ -150,16 +159,16 @@ def _check_spans(spans: Sequence[ReadableSpan]) -> None:
 
 
 def _env(
-    program: Program, where: str | Copies | None, codec: PayloadCodec | None, blobs: Blobs | None, *, processes: bool
+    program: Program, where: str | Databases | None, codec: PayloadCodec | None, blobs: Blobs | None, *, processes: bool
 ) -> Env:
     make: Callable[..., Env] = (
         partial(ProcessEnv, rollouts.GOOD, TARGET)
         if processes
         else partial(Env, rollouts.GOOD, codec=codec, blobs=blobs)
     )
-    url = None if isinstance(where, Copies) else where
+    url = where if isinstance(where, str) else None
     env = make(url=url, workers=program.workers, options=program.options.runtime())
-    if isinstance(where, Copies):
+    if where is not None and not isinstance(where, str):
         env._create_database = where.create  # type: ignore[method-assign]
     return env
 

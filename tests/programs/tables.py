@@ -220,7 +220,7 @@ async def read_tables(env: Env) -> Tables:
         found = await anyio.to_thread.run_sync(partial(database._database.read, _read_sqlite))
         return Tables(found, database.now(), next(int(r["value"]) for r in found["counters"] if r["name"] == "epoch"))
     assert isinstance(database, PostgresDatabase)
-    return await _read_postgres(database._connection, database.now())
+    return await database.ask(lambda connection: _read_postgres(connection, database.now()))
 
 
 def _read_sqlite(tx: Tx) -> Mapping[str, Sequence[Row]]:

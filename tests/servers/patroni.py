@@ -1,7 +1,7 @@
 """A highly available PostgreSQL, as people run it: two servers behind Patroni, three etcd, and HAProxy before them.
 
-All are programs of Debian's packages. They listen on 127.0.0.1 with ports of their own, run as an unprivileged user,
-and end with this process.
+All are programs of Debian's packages; ``$AFFINITY_TESTS_PATRONI_PROGRAM`` is the path of another Patroni. They listen
+on 127.0.0.1 with ports of their own, run as an unprivileged user, and end with this process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ from tests.servers.base import free_port
 from tests.servers.programs import memory, program_directories, unprivileged
 from tests.servers.proxy import Proxy
 
-Replication = Literal["synchronous", "asynchronous"]
+Replication = Literal["synchronous", "strict", "asynchronous"]
+"""``strict``: synchronous also where no standby is there, when nothing is committed (``synchronous_mode_strict``)."""
 
 PROGRAMS: Final = ("patroni", "etcd", "haproxy")
 
 KEPT: Final = "AFFINITY_TESTS_PATRONI_LOGS"
 """The variable with a folder for the logs of a cluster that has ended."""
+
+OTHER: Final = "AFFINITY_TESTS_PATRONI_PROGRAM"
+"""The variable with the path of a Patroni, which an unprivileged user can run."""
 
 TTL: Final = 20.0
 """Seconds for which a primary may lead without renewing its lock: the least that Patroni documents."""
@@ -58,9 +62,17 @@ rm -rf "$1"
 """
 """As that of `tests.servers.programs`, for all processes of a cluster."""
 
+
+def _program(name: str) -> str:
+    """Its path; empty: it is not there."""
+    other = os.environ.get(OTHER) if name == "patroni" else None
+    return other or shutil.which(name, path=_PATH) or ""
+
+
+MISSING: Final = [name for name in PROGRAMS if not _program(name)]
+
 needs_patroni: Final = pytest.mark.skipif(
-    not all(shutil.which(name, path=_PATH) for name in PROGRAMS)
-    and os.environ.get("AFFINITY_TESTS_PATRONI") != "required",
+    bool(MISSING) and os.environ.get("AFFINITY_TESTS_PATRONI") != "required",
     reason=f"this machine has not the programs {', '.join(PROGRAMS)}",
 )
 
@@ -128,7 +140,8 @@ class Member(Unit):
             "retry_timeout": RETRY_TIMEOUT,
             "maximum_lag_on_failover": 64 << 20,
             "primary_start_timeout": 0,  # a primary that crashes is replaced, and not waited for
-            "synchronous_mode": cluster.replication == "synchronous",
+            "synchronous_mode": cluster.replication != "asynchronous",
+            "synchronous_mode_strict": cluster.replication == "strict",
             "postgresql": {"use_pg_rewind": True, "use_slots": True, "parameters": parameters},
         }
         return {
@@ -292,9 +305,9 @@ class Cluster:
     def url_of_haproxy(self, database: str) -> str:
         return f"postgresql://postgres@127.0.0.1:{self.haproxy_port}/{database}"
 
-    def create_database(self, name: str) -> None:
+    def create_database(self, name: str, template: str = "template1") -> None:
         with psycopg.connect(self.primary.url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
 
     @property
     def primary(self) -> Member:
@@ -326,11 +339,12 @@ class Cluster:
             psycopg.connect(primary.url, autocommit=True, connect_timeout=2) as one,
         ):
             following = one.execute("SELECT state, sync_state FROM pg_stat_replication").fetchall()
-            members = _get(primary.rest_port, "/cluster")["members"]
-            is_synchronous = "sync_standby" in {each["role"] for each in members}  # it may be promoted
-            wanted = self.replication == "synchronous"
+            members = _get(primary.rest_port, "/cluster")["members"]  # of etcd, which may know it later
             self.seen = f"{following} {members}"
-            return following == [("streaming", "sync" if wanted else "async")] and is_synchronous == wanted
+            state, role = ("async", "replica") if self.replication == "asynchronous" else ("sync", "sync_standby")
+            wanted = {primary.member: "leader", self.other(primary).member: role}  # a sync_standby may be promoted
+            roles = {each["name"]: each["role"] for each in members}
+            return following == [("streaming", state)] and roles == wanted
         return False
 
     def until_whole(self) -> None:
@@ -353,11 +367,17 @@ class Cluster:
     # -- what happens to it
 
     def switch_over(self) -> None:
-        """As `patronictl switchover` does; returns when the other one leads."""
+        """As `patronictl switchover` does, again while Patroni finds the standby unfit; returns when the other one
+        leads.
+        """
         leader = self.primary
-        candidate = self.other(leader)
-        said = _post(leader.rest_port, "/switchover", {"leader": leader.member, "candidate": candidate.member})
-        assert "uccessfully" in said, said
+        wanted = {"leader": leader.member, "candidate": self.other(leader).member}
+
+        def begin() -> bool:
+            self.seen = str(_post(leader.rest_port, "/switchover", wanted))
+            return "uccessfully" in self.seen
+
+        self.until(begin)
         self.until_other_leads(leader)
 
     def until_other_leads(self, member: Member) -> None:
@@ -370,8 +390,7 @@ class Cluster:
 @contextmanager
 def open_cluster(replication: Replication) -> Iterator[Cluster]:
     """A cluster that is whole."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
-    assert not missing, f"needed here, of Debian's packages patroni, etcd-server and haproxy: {missing}"
+    assert not MISSING, f"needed here, of Debian's packages patroni, etcd-server and haproxy: {MISSING}"
     cluster = Cluster(replication)
     try:
         cluster.start()
@@ -381,10 +400,6 @@ def open_cluster(replication: Replication) -> Iterator[Cluster]:
         raise
     finally:
         cluster.close()
-
-
-def _program(name: str) -> str:
-    return shutil.which(name, path=_PATH) or name
 
 
 def _programs_of_postgres() -> Path:

@@ -200,7 +200,10 @@ class Standby(LocalServer):
 
     def _fill(self) -> None:
         options = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-        self._run([self._programs / "pg_basebackup", "-D", self._data, "-d", self._primary.url(), *options])
+        program = self._programs / "pg_basebackup"
+        if not program.exists():  # some packages have the server alone; a newer client serves an older server
+            program = max(each for each in program_directories() if (each[1] / program.name).exists())[1] / program.name
+        self._run([program, "-D", self._data, "-d", self._primary.url(), *options])
 
     def catch_up(self) -> None:
         """Return when it has all that the primary has on disk now."""
@@ -258,8 +261,10 @@ def program_directories() -> Iterator[tuple[int, Path]]:
 
 
 def _on_path() -> Iterator[Path]:
-    if (program := shutil.which("postgres")) is not None:
-        yield Path(program).resolve().parent
+    """In each directory, so that several versions may be there."""
+    for directory in os.environ.get("PATH", "").split(os.pathsep):
+        if (program := shutil.which("postgres", path=directory)) is not None:
+            yield Path(program).resolve().parent
 
 
 def _in_wheels() -> Iterator[Path]:

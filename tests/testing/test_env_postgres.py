@@ -98,6 +98,28 @@ async def test_a_jump_survives_a_call_that_locks_the_same_rows(postgres_database
         assert await run.wait(timeout=20) == "done"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_new", [False, True], ids=["same", "new"])
+async def test_an_env_goes_on_behind_a_failover(postgres_database: str, is_new: bool) -> None:
+    """Its connections break, and the database may have a new timeline: then its workers are new incarnations."""
+    async with Env(app, url=postgres_database, workers=2) as env:
+        await (await env.client.start(naps, 1)).wait()
+        before = [worker.identity.incarnation for worker in env._workers]
+        (schema,) = schemas(postgres_database)
+        with psycopg.connect(postgres_database, autocommit=True) as admin:
+            if is_new:
+                admin.execute(f"UPDATE {schema}.timeline SET place = 'elsewhere'".encode())
+            admin.execute(
+                "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        with anyio.fail_after(60):
+            assert len(await (await env.client.start(naps, 3)).wait()) == 3
+            assert env.jumps == 8
+        assert ([worker.identity.incarnation for worker in env._workers] != before) is is_new
+    assert schemas(postgres_database) == set()
+
+
 async def _blocked(url: str, pid: int) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         waits = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache
-from typing import Final, LiteralString
+from typing import Final, LiteralString, TypeVar
 
 import anyio
+import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.errors import DeadlockDetected
 from psycopg.rows import TupleRow
 
-from affinity.errors import InvalidOptions
+from affinity.errors import ConnectionLost, InvalidOptions, ReadOnly
 from affinity.provider.contract import OFFER_SECONDS, Provider
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver.connections import connect
@@ -28,6 +29,14 @@ SETTINGS: Final = {"plan_cache_mode": "force_generic_plan"}
 """Of its connection."""
 
 SQL: Final = load_statements(__package__, "postgres.sql")
+
+OUTAGE: Final = 120.0
+"""Real seconds for which a database that is away, as in a failover, is asked again."""
+
+AGAIN: Final = 0.1
+"""Real seconds between two attempts."""
+
+T = TypeVar("T")
 
 
 class PostgresDatabase:
@@ -54,8 +63,7 @@ class PostgresDatabase:
         if schema == DEFAULT_SCHEMA:
             schema = f"affinity_env_{secrets.token_hex(6)}"
             url += ("&" if "?" in url else "?") + f"schema={schema}"
-        target = Target.parse(url)
-        connection = await connect(target, target.connect("affinity env", SETTINGS))
+        connection = await cls._connect(url)
         database = cls(url, schema, connection)
         try:
             await database._refuse_existing()
@@ -98,8 +106,12 @@ class PostgresDatabase:
             "unknown": waiting.unknown,
             "offer": OFFER_SECONDS,
         }
+
+        async def ask(connection: AsyncConnection[TupleRow]) -> TupleRow | None:
+            return await (await connection.execute(_next_due(), at)).fetchone()
+
         with anyio.CancelScope(shield=True):  # psycopg closes the connection of a call that is cancelled
-            found = await (await self._connection.execute(_next_due(), at)).fetchone()
+            found = await self.ask(ask)
         assert found is not None
         guests = ("", *expressions("next_due"))  # the first one is the kernel
         counted = [at for guest, at in zip(guests, found, strict=True) if waiting.endless or not _is_endless(guest)]
@@ -108,7 +120,7 @@ class PostgresDatabase:
     async def jump(self, to: float, alive: Collection[str], busy: Collection[str]) -> None:
         at = {"seconds": to - self._time, "alive": list(alive), "busy": list(busy)}
         with anyio.CancelScope(shield=True):
-            while not await self._move(at):
+            while not await self.ask(lambda connection: _move(connection, at)):  # twice: these leases are longer
                 pass
             await self._set_clock(to)  # behind the leases: no worker sees one that has not moved along
 
@@ -118,17 +130,34 @@ class PostgresDatabase:
         await self._set_clock(self._time)
 
     async def _set_clock(self, to: float) -> None:
-        await self._connection.execute(SQL["set_clock"], [round(to * 1e6)])
+        await self.ask(lambda connection: connection.execute(SQL["set_clock"], [round(to * 1e6)]))
         self._time = to
 
-    async def _move(self, at: Mapping[str, object]) -> bool:
-        """Whether it is done: False after a deadlock with a call of a worker, whose locks come in any order."""
-        with contextlib.suppress(DeadlockDetected):
-            async with self._connection.transaction():
-                for statement in ("move_items", "move_sessions", "move_workers"):
-                    await self._connection.execute(SQL[statement], at)
-            return True
-        return False
+    async def ask(self, what: Callable[[AsyncConnection[TupleRow]], Awaitable[T]]) -> T:
+        """Ask the database, of whose connections this one asks nothing that may not be asked twice. A connection that
+        is lost is made anew.
+
+        Raises:
+            ConnectionLost, ReadOnly, psycopg.OperationalError: for longer than `OUTAGE`.
+        """
+        end = time.monotonic() + OUTAGE
+        while True:
+            try:
+                if self._connection.closed:
+                    self._connection = await self._connect(self.url)
+                return await what(self._connection)
+            except DeadlockDetected:
+                raise
+            except (ConnectionLost, ReadOnly, psycopg.OperationalError):
+                if self._is_kept or time.monotonic() > end:
+                    raise
+                await self._connection.close()
+                await anyio.sleep(AGAIN)
+
+    @staticmethod
+    async def _connect(url: str) -> AsyncConnection[TupleRow]:
+        target = Target.parse(url)
+        return await connect(target, target.connect("affinity env", SETTINGS))
 
     async def keep(self) -> None:
         """Let one env after another use the schema: `aclose` empties it from now on, which takes a tenth of the time of
@@ -158,8 +187,18 @@ class PostgresDatabase:
         """
         while True:
             with contextlib.suppress(DeadlockDetected):
-                await self._connection.execute(statement)
+                await self.ask(lambda connection: connection.execute(statement))
                 return
+
+
+async def _move(connection: AsyncConnection[TupleRow], at: Mapping[str, object]) -> bool:
+    """Whether it is done: False after a deadlock with a call of a worker, whose locks come in any order."""
+    with contextlib.suppress(DeadlockDetected):
+        async with connection.transaction():
+            for statement in ("move_items", "move_sessions", "move_workers"):
+                await connection.execute(SQL[statement], at)
+        return True
+    return False
 
 
 def _is_endless(guest: str) -> bool:

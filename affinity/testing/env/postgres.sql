@@ -72,8 +72,8 @@ AS $$SELECT to_timestamp(pg_sequence_last_value('env_clock') / 1e6)$$;
 -- set_clock: immediately; a rollback does not undo it
 SELECT setval('env_clock', %s);
 
--- drop: with all that is in it
-DROP SCHEMA {} CASCADE;
+-- drop: with all that is in it; again, where the answer was lost
+DROP SCHEMA IF EXISTS {} CASCADE;
 
 -- note_rows: of all tables, as the migrations have left them. A table without pages never had a row
 DO $do$

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import wraps
@@ -18,7 +20,7 @@ from affinity.actions import ACTORS
 from affinity.composed.app import App
 from affinity.composed.options import RuntimeOptions
 from affinity.composed.worker import Worker
-from affinity.errors import ProviderError
+from affinity.errors import ConnectionLost, ProviderError, ReadOnly
 from affinity.provider.contract import Provider, WorkerIdentity
 from affinity.provider.timeline import Timeline
 from affinity.session.state_cache import CacheLeaseListener
@@ -120,12 +122,23 @@ class EnvWorker(Worker):
         self._seen = {"fetch_orchestration_item": 0, "drain_worker": 0}
 
     async def _open(self, stack: AsyncExitStack, timeline: Timeline, timeout: float | None) -> Provider:
-        provider = await self._open_provider(timeline)
+        provider = await self._open_in_time(timeline, timeout)
         stack.push_async_callback(provider.aclose)
         watched = observed(provider, self._traffic, self._link)
         for verb in self._seen:
             setattr(watched, verb, self._noting(verb, getattr(watched, verb)))
         return watched
+
+    async def _open_in_time(self, timeline: Timeline, timeout: float | None) -> Provider:
+        """As soon as there is a database, which may be failing over; None: however long it takes."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return await self._open_provider(timeline)
+            except (ConnectionLost, ReadOnly):
+                if time.monotonic() > end:
+                    raise
+                await anyio.sleep(RETRY_SECONDS)
 
     def _noting(self, verb: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """The call of a verb, whose end is noted."""
@@ -215,8 +228,12 @@ class EnvWorker(Worker):
 
     @property
     def is_recovering(self) -> bool:
-        """Whether it has lost its lease and will have one again: the lease ends in real time too."""
-        return self._runs and not self._drain_begun and (self._is_resuming or not self.runtime.lease.is_alive)
+        """Whether it has lost its lease and will have one again: the lease ends in real time too, and each incarnation
+        has its own.
+        """
+        goes_on = self._error is None and not (self.has_crashed or self.is_paused or self._drain_begun)
+        has_none = not self._is_running or self._is_resuming or not self.runtime.lease.is_alive
+        return goes_on and not self._leaving.is_set() and has_none
 
     @property
     def _runs(self) -> bool:
