@@ -181,7 +181,7 @@ class Agents(Area[AgentsPart, Sent]):
             to=st.integers(0, 2),
             rounds=rounds,
             fails=st.sampled_from((0, 0, 0, 0, 1, ATTEMPTS)),
-            interrupts=st.sampled_from((*[False] * 7, True)),
+            interrupts=st.sampled_from((False, False, False, True)),
             after=st.sampled_from((0, 0, 1, 3, 8)),
         )
         return st.builds(AgentsPart, turns=st.lists(turns, min_size=1, max_size=most_turns).map(tuple))
