@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from affinity import Wake
+from affinity import RetryPolicy, Wake
 from affinity.conversation import (
     AgentMessage,
     ConfirmationAnswer,
@@ -200,6 +200,24 @@ async def test_an_interrupt_ends_a_run() -> None:
         [request] = await talk.requests()
         await talk.reply(await talk.answer(request.request_id, allowed=True))
         assert effects.runs == {"plan": 2, "pay": 1}
+
+
+async def test_an_interrupt_that_is_set_aside_ends_a_run() -> None:
+    """The wake that read it has failed for good, and the next one begins behind it."""
+    effects = Effects()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        if wake.interrupt is not None:
+            raise ConnectionError("the model is busy")
+        await refund(wake, effects)
+
+    async with talk_to(None, handler, retry=RetryPolicy(max_attempts=1)) as (_, talk):
+        await talk.ask(UserMessage("x"))
+        seq = await talk.interrupt()
+        with pytest.raises(WakeFailed):
+            await talk.reply(seq)
+        assert (await talk.ask(UserMessage("y"))).text == "waits"
+        assert effects.runs == {"plan": 2}
 
 
 async def test_a_run_that_begins_with_an_interrupt_keeps_its_steps_in_the_next_attempt() -> None:

@@ -90,6 +90,8 @@ class Folded:
     runs: dict[str, int] = field(default_factory=dict)
     """What its wakes have started and has not ended, by the id: the number that it was given."""
     ended_runs: set[str] = field(default_factory=set)
+    has_lost_run: bool = False
+    """An interrupt that was set aside has ended the run over several wakes that the state names."""
     made: dict[str, str] = field(default_factory=dict)
     """How its wakes have made other conversations, by the ids of these."""
     made_again: set[str] = field(default_factory=set)
@@ -249,6 +251,7 @@ class Fold:
         failed = [each for each in before if each.row is not None and not each.is_ok and each.read >= processed]
         assert failed or not self.knows_all, f"sets aside {letters}, with which no wake has failed"
         self._check_alone(letters)
+        self.now.has_lost_run |= bool(self.journal.interrupts(base, processed + 1))
         for key in letters.revisits:
             assert self.now.revisits.pop(key, None) or not self.knows_all, f"sets aside revisit {key}, which is none"
 
@@ -292,7 +295,8 @@ class Fold:
         seen = attempt.events[0]
         assert isinstance(seen, Seen), f"begins with {seen}"
         events = [*self._inputs(attempt, seen, inputs), *self._expired(attempt, seen)]
-        port = EntryPort(self.journal.name, attempt, seen, self._before(attempt, seen))
+        before = self._before(attempt, seen)
+        port = EntryPort(self.journal.name, attempt, seen, before, has_lost_run=now.has_lost_run)
         due = self._due(attempt, seen)
         chat = now.chat.model_copy(deep=True) if now.chat is not None else seen.before.model_copy(deep=True)
         assert chat == seen.before, f"was given the state {seen.before!r}, not {chat!r}"
@@ -302,6 +306,7 @@ class Fold:
             pass
         else:
             assert attempt.is_ok, "has not ended well, and has left all its entries"
+            now.has_lost_run = False
         port.end()
         now.chat = chat
         self._add(attempt, port, {key for key, *_ in due})
@@ -430,7 +435,8 @@ def behind_an_end(entries: Sequence[Entry]) -> set[str]:
 class EntryPort:
     """Compares the steps with the entries that an attempt has committed."""
 
-    def __init__(self, name: str, attempt: Attempt, seen: Seen, before: Before) -> None:
+    def __init__(self, name: str, attempt: Attempt, seen: Seen, before: Before, *, has_lost_run: bool) -> None:
+        self._has_lost_run = has_lost_run
         self.name, self.wake_id, self.is_ok, self.events = name, attempt.wake_id, attempt.is_ok, attempt.events[1:]
         self.requests: list[str] = []
         self.revisits: list[tuple[str, list[Any]]] = []
@@ -491,11 +497,14 @@ class EntryPort:
         await self.emit(Noted("group"))
 
     async def run(self, number: int, known: str | None) -> str:
-        """It goes on, unless an interrupt or its end has ended it."""
+        """It goes on, unless an interrupt or its end has ended it; an interrupt that is set aside ends it too."""
         found = self._next("a run")
         assert isinstance(found, Noted), f"has {found!r}, not its run"
         run_id = found.text.removeprefix("run ")
-        assert known is None or run_id == known, f"is in run {run_id}, and {known} has not ended"
+        if self._has_lost_run:
+            assert run_id != known, f"is in run {run_id}, which an interrupt has ended"
+        else:
+            assert known is None or run_id == known, f"is in run {run_id}, and {known} has not ended"
         return run_id
 
     async def fail(self, attempts: int, final: bool) -> None:
