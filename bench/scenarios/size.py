@@ -52,9 +52,6 @@ OWN = 200
 ``max_sessions_per_runtime`` and not on the database.
 """
 
-WITHOUT_BAR = ("list failed instances",)
-"""It reads from the newest instance until it has a page: no index has the status, so that updates stay heap-only."""
-
 BATCH = 20
 """Instances, turns and work items in one call."""
 
@@ -118,8 +115,7 @@ def size(run: Run) -> Report:
         if costs[0] is not None and costs[1] is not None:
             growth = costs[0] / costs[1]
             report.add(operation, run.ours.name, {GROWTH: growth})
-            if operation not in WITHOUT_BAR:
-                report.bar(f"{operation}: {GROWTH.name}", growth, GROWTH_BAR, "less")
+            report.bar(f"{operation}: {GROWTH.name}", growth, GROWTH_BAR, "less")
     return report
 
 
