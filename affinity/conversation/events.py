@@ -180,7 +180,7 @@ class ConfirmationAnswer(AnswerEvent):
 
     allowed: bool
     reason: str = ""
-    expired: bool = False  # no answer came in time: refused
+    expired: bool = False  # no answer came in time, or it was withdrawn: refused
     kind: Literal["user.tool_confirmation"] = "user.tool_confirmation"
 
     @classmethod
@@ -196,7 +196,7 @@ class CustomToolResult(AnswerEvent):
 
     result: JsonValue = None
     is_error: bool = False
-    expired: bool = False  # no answer came in time
+    expired: bool = False  # no answer came in time, or it was withdrawn
     kind: Literal["user.custom_tool_result"] = "user.custom_tool_result"
 
     @classmethod
@@ -620,6 +620,16 @@ class EventTypes:
             if issubclass(event, AnswerEvent) and event.answers == request_kind:
                 return event.expired_answer(request_id)
         return RequestExpired(request_id)
+
+    def withdrawn_answer(self, request_kind: str, request_id: str) -> JournalEvent:
+        """Return the input of a wake when a request of this kind was withdrawn."""
+        match answer := self.expired_answer(request_kind, request_id):
+            case ConfirmationAnswer():
+                return answer.model_copy(update={"reason": "it was withdrawn"})
+            case CustomToolResult():
+                return answer.model_copy(update={"result": "it was withdrawn"})
+            case _:
+                return answer
 
     def kinds_derived_from(self, *bases: type[JournalEvent]) -> Sequence[str]:
         """Return the kinds whose classes are, or derive from, one of these."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
@@ -565,6 +565,19 @@ class PendingWork:
     def open_requests(self) -> Sequence[Request]:
         """The requests that can still be answered."""
         return [request for request in self.requests if not request.expired]
+
+    def without(self, ended_requests: Collection[str]) -> PendingWork:
+        """Return the work without these requests, for which nothing is due."""
+        kept = [request for request in self.requests if request.request_id not in ended_requests]
+        if not self.next_due or len(kept) == len(self.requests):
+            return self
+        revisits = [revisit.due_at for revisit in self.revisits if revisit not in self.due]
+        before, after = (
+            [*revisits, *(each.expires_at for each in requests if each.expires_at is not None and not each.expired)]
+            for requests in (self.requests, kept)
+        )
+        later = (min(after) - min(before)).total_seconds() if before and after else None
+        return replace(self, requests=kept, next_due=None if later is None else self.next_due + later)
 
 
 @frozen(kw_only=True)

@@ -361,6 +361,7 @@ class _HandlerAttempt(Attempt[S]):
     async def _succeed(self, wake: Wake) -> WakeOutcome:
         self.writing.is_over = True
         wake._end_runs()
+        self.work = self.work.without(self.writing.ended_requests)
         if self.writing.is_interrupted:
             self._drop_requests()
         reason = self._stop_reason(wake)

@@ -595,6 +595,26 @@ class Wake(CommonCalls[None], RunCalls, StepCalls):
         )
         return made
 
+    def withdraw(self, request_id: str, /) -> None:
+        """Withdraw a pending request of this conversation: nobody has to answer it any longer. The end of the wake
+        answers it, as if it had expired, and a later answer raises `RequestNotPending`.
+
+        An answer that comes while this wake runs is an input of the next one all the same.
+
+        Args:
+            request_id: of one of `requests`.
+
+        Raises:
+            WakeMisuse: no such request is pending.
+            SessionError: the handler has ended.
+        """
+        self._parts.require_running()
+        found = next((request for request in self._requests if request.request_id == request_id), None)
+        if found is None:
+            raise errors.WakeMisuse(f"no request {request_id!r} is pending: see Wake.requests")
+        self._requests.remove(found)
+        self._writing.withdraw(request_id, self._types.withdrawn_answer(found.kind, request_id))
+
     # -- revisits
 
     def revisit(

@@ -180,6 +180,14 @@ class WakeWriting:
         self.requests.append(new)
         self.requested.add(new.request_id)
 
+    def withdraw(self, request_id: str, answer: JournalEvent) -> None:
+        """Have the end of the wake answer a request, of this wake or an earlier one."""
+        self.held.append(self.note(answer))
+        left = [new for new in self.requests if new.request_id != request_id]
+        if len(left) == len(self.requests):
+            self.ended_requests.append(request_id)
+        self.requests = left
+
     @property
     def ended_delegations(self) -> list[str]:
         """Ids of the delegations whose ends the wake has processed."""

@@ -18,7 +18,8 @@ from affinity.conversation import (
     ToolConfirmation,
     UserMessage,
 )
-from affinity.errors import InvalidInput, RequestNotPending, WakeFailed
+from affinity.errors import InvalidInput, RequestNotPending, WakeFailed, WakeMisuse
+from affinity.testing import Env
 from tests.conversation.application import Chat, kinds, stage, status, until
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +151,120 @@ async def test_a_request_without_an_answer_in_time_counts_as_refused(url: str) -
         with pytest.raises(RequestNotPending):
             await talk.answer(request.request_id, allowed=True)
         assert await until(lambda: status(talk, "idle"))
+
+
+async def test_a_withdrawn_request_counts_as_refused(url: str) -> None:
+    """It may be one of the same wake, and of an earlier one; no wake is due when it would have expired."""
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        (event,) = wake.events
+        if event == UserMessage("ask"):
+            for expires_in in (None, 600.0):
+                wake.require(ToolConfirmation("refund"), expires_in=expires_in)
+            wake.require(CustomToolUse("look"))
+            brief = wake.require(ToolConfirmation("brief"))
+            await wake.commit()
+            wake.withdraw(brief.request_id)
+            wake.withdraw(wake.require(ToolConfirmation("briefer")).request_id)
+            assert len(wake.requests) == 3
+            with pytest.raises(WakeMisuse, match="is pending"):
+                wake.withdraw(brief.request_id)
+        else:
+            for request in wake.requests:
+                wake.withdraw(request.request_id)
+            wake.append(AgentMessage("withdrawn"))
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        assert (await talk.ask(UserMessage("ask"), timeout=30)).requires_action
+        waiting = await talk.requests()
+        assert len(waiting) == 3
+        reply = await talk.ask(UserMessage("stop"), timeout=30)
+        assert (reply.text, reply.stop_reason, await talk.requests()) == ("withdrawn", "end_turn", [])
+        for request in waiting:
+            with pytest.raises(RequestNotPending):
+                await talk.send(
+                    CustomToolResult(request.request_id)
+                    if request.kind == "agent.custom_tool_use"
+                    else ConfirmationAnswer(request.request_id, allowed=True)
+                )
+        answers = await talk.history(kinds=[ConfirmationAnswer, CustomToolResult])
+        assert {entry.event for entry in answers if entry.event.kind == "user.custom_tool_result"} == {
+            CustomToolResult(waiting[2].request_id, "it was withdrawn", is_error=True, expired=True)
+        }
+        refusals = [entry.event for entry in answers if isinstance(entry.event, ConfirmationAnswer)]
+        assert [(each.allowed, each.reason, each.expired) for each in refusals] == [
+            (False, "it was withdrawn", True) for _ in range(4)
+        ]
+        assert await until(lambda: status(talk, "idle"))
+        assert [wake.outcome for wake in await talk.wakes()] == ["done", "done"]
+
+
+async def test_another_request_expires_when_it_should() -> None:
+    """The wake that withdraws the first one waits for the second, from when it was asked."""
+    chats = affinity.Conversations(Chat, kind="chats")
+
+    @chats.on_wake
+    async def respond(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("ask")]:
+            for expires_in in (60.0, 600.0):
+                wake.require(ToolConfirmation("refund"), expires_in=expires_in)
+        elif wake.events == [UserMessage("stop")]:
+            wake.withdraw(wake.requests[0].request_id)
+
+    app = affinity.App("chats")
+    app.include(chats)
+    async with Env(app) as env:
+        talk = env.client.conversation(chats, "c")
+        await talk.ask(UserMessage("ask"))
+        await env.advance(30)
+        await talk.ask(UserMessage("stop"))
+        await env.advance(569)
+        assert [request.expires_at is not None for request in await talk.requests()] == [True]
+        assert len(await talk.wakes()) == 2
+        await env.advance(2)
+        assert (len(await talk.wakes()), await talk.requests()) == (3, [])
+
+
+async def test_an_answer_that_comes_while_its_request_is_withdrawn_is_read(url: str) -> None:
+    is_there, may_end = anyio.Event(), anyio.Event()
+
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        if wake.events == [UserMessage("stop")]:
+            is_there.set()
+            await may_end.wait()
+            wake.withdraw(wake.requests[0].request_id)
+        else:
+            await ask_first(wake, chat)
+
+    async with stage(url, handler) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("tea"), timeout=30)
+        (request,) = await talk.requests()
+        await talk.send(UserMessage("stop"))
+        with anyio.fail_after(30):
+            await is_there.wait()
+        seq = await talk.answer(request.request_id, allowed=True)
+        may_end.set()
+        assert (await talk.reply(seq, timeout=30)).text == "allowed"
+        assert await talk.requests() == []
+
+
+async def test_a_run_asks_anew_what_its_wake_has_withdrawn(sqlite_url: str) -> None:
+    async def handler(wake: affinity.Wake, chat: Chat) -> None:
+        for request in wake.requests:
+            wake.withdraw(request.request_id)
+        async with wake.run("asking") as run:
+            answer = await run.require(ToolConfirmation("refund"))
+            wake.append(AgentMessage(answer.reason))
+
+    async with stage(sqlite_url, handler) as on:
+        talk = on.talk()
+        assert (await talk.ask(UserMessage("one"), timeout=30)).requires_action
+        assert (await talk.ask(UserMessage("two"), timeout=30)).requires_action
+        (request,) = await talk.requests()
+        seq = await talk.answer(request.request_id, allowed=False, reason="no")
+        assert (await talk.reply(seq, timeout=30)).text == "no"
 
 
 async def test_a_request_of_the_application_is_answered_and_expires(sqlite_url: str) -> None:

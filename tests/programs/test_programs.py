@@ -95,6 +95,17 @@ async def test_a_handler_that_asks_its_own_conversation_in_vain_is_found(monkeyp
         await run(program)
 
 
+async def test_a_withdrawn_request_that_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the same wake, and one of an earlier wake."""
+    asks = (("confirm", None, ()), ("tool", 600, ()))
+    sent = [Op("send", steps=(*asks, ("withdraw",)), ticks=5), Op("send", steps=asks, ticks=5)]
+    program = Program({"conversations": ConversationScript(((*sent, Op("send", steps=(("withdraw",),))),))})
+    await run(program)
+    monkeypatch.setattr(WakeWriting, "withdraw", lambda writing, request_id, answer: writing.note(answer))
+    with pytest.raises(AssertionError, match=r"resolves request .* again"):
+        await run(program)
+
+
 async def test_what_a_wake_has_made_and_is_not_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     program = Program({"conversations": ConversationScript(((Op("send", steps=(("compress", "x"),)),),))})
     await run(program)

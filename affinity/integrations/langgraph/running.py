@@ -45,6 +45,9 @@ from affinity.integrations.langgraph.checkpointer import AffinitySaver
 RUN: Final = "langgraph"
 """Name of the runs of wakes. It is stored: it stays."""
 
+KEY: Final = "langgraph/"
+"""What the ``call_key`` of the request for an interrupt begins with. It is stored: it stays."""
+
 READ: Final = "affinity_read"
 """Key in the metadata of checkpoints: the inputs of the conversation that the graph has got. It is stored: it stays."""
 
@@ -109,7 +112,8 @@ class RunOptions(TypedDict, total=False):
     """
     to_request: ToRequest
     """Makes the request for an interrupt; by default `request_of`. Its field ``call_key``, if it has one, is set by
-    `run_graph`; without it, give interrupts that wait together different contents.
+    `run_graph`; without it, give interrupts that wait together different contents, and a request stays when a program
+    has changed the thread.
     """
     expires_in: float | timedelta | None
     """Seconds, or a timedelta, until a request counts as refused; None, the default: it waits forever."""
@@ -157,13 +161,16 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
         async with wake.run(RUN) as run:
             has_begun, read = await runner.look(run.id)
             if not has_begun:
+                _withdraw_others(wake, {})
                 given, read = to_input(await _inputs(wake, read)), wake.read_up_to
                 if given is None:
                     return values
                 await runner.drive(given, run.id, read)
             while (asked := await runner.waiting()) is not None:
+                _withdraw_others(wake, asked)
                 answers = await _ask(run, asked, to_request, expires_in)
                 await runner.drive(Command(resume=answers) if answers else None, run.id, read)
+            _withdraw_others(wake, {})
             values = await runner.values()
         if run.is_paused:
             return None
@@ -362,10 +369,25 @@ async def _ask(
     async def ask(interrupt_id: str, interrupt: Interrupt, number: int) -> None:
         request = to_request(interrupt)
         if "call_key" in type(request).model_fields:
-            request = request.model_copy(update={"call_key": f"{interrupt_id}.{number}"})
+            request = request.model_copy(update={"call_key": _key_of(interrupt_id, number)})
         answers[interrupt_id] = answer_of(await run.require(request, expires_in=expires_in))
 
     async with anyio.create_task_group() as tasks:
         for interrupt_id, (interrupt, number) in sorted(asked.items()):
             tasks.start_soon(ask, interrupt_id, interrupt, number)
     return answers
+
+
+def _withdraw_others(wake: Wake, asked: Mapping[str, tuple[Interrupt, int]]) -> None:
+    """Withdraw the requests of interrupts that no longer wait: a program has changed the thread since, such as by
+    ``update_state``.
+    """
+    keys = {_key_of(interrupt_id, number) for interrupt_id, (_, number) in asked.items()}
+    for request in wake.requests:
+        key = str(getattr(request.event, "call_key", ""))
+        if key.startswith(KEY) and key not in keys:
+            wake.withdraw(request.request_id)
+
+
+def _key_of(interrupt_id: str, number: int) -> str:
+    return f"{KEY}{interrupt_id}.{number}"

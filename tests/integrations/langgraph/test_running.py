@@ -237,6 +237,33 @@ async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySa
         assert await answer(talk, result=1) == "one two 1"
 
 
+@pytest.mark.parametrize("next_one", ["ends", "asks"])
+async def test_what_a_program_has_answered_waits_for_no_one(url: str, saver: AffinitySaver, next_one: str) -> None:
+    """The next wake withdraws the request for the interrupt that ``update_state`` has put aside."""
+
+    async def asks(state: Log) -> Log:
+        return {"said": [str(interrupt("how many?"))]}
+
+    async def behind(state: Log) -> Log:
+        return {"said": ["end" if next_one == "ends" else str(interrupt("how much?"))]}
+
+    graph = chain(saver, asks=asks, behind=behind)
+    async with talking(url, graph, **LOG) as talk:
+        assert await ask(talk, "one") == ""
+        (old,) = await talk.requests()
+        await graph.aupdate_state(thread(talk.conversation_id), {"said": ["by hand"]}, as_node="asks")
+        said = await ask(talk, "two")
+        (new,) = await talk.requests()
+        assert new.request_id != old.request_id
+        if next_one == "ends":
+            assert said == "one by hand end"
+        else:
+            assert (said, new.event.arguments) == ("", {"value": "how much?"})  # type: ignore[attr-defined]
+            assert await answer(talk, result=3) == "one by hand 3"
+        (ended,) = [each.event for each in await talk.history(kinds=[CustomToolResult]) if each.wake_id]
+        assert ended == CustomToolResult(old.request_id, "it was withdrawn", is_error=True, expired=True)
+
+
 async def test_a_graph_that_stops_without_a_question_fails(url: str, saver: AffinitySaver) -> None:
     """It would be run again and again."""
 

@@ -59,6 +59,7 @@ class Chat(BaseModel):
     done: dict[str, int] = Field(default_factory=dict)  # how many steps it has begun, by their source
     run: list[str] = Field(default_factory=list)  # its id, and the id of the run that goes on in the next wake
     adds_again: bool = False  # its next attempt adds again what is committed
+    withdraws: bool = False  # its end withdraws all requests
 
 
 class Script(JournalEvent):
@@ -125,6 +126,7 @@ class Port(Protocol):
     async def emit(self, event: JournalEvent) -> None: ...
     async def stream(self, parts: int) -> None: ...
     async def require(self, kind: str, expires_in: float | None) -> str | None: ...
+    async def withdraw(self) -> Sequence[str]: ...
     async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None: ...
     async def delegate(self, child: str, cycles: int, steps: list[Any]) -> None: ...
     async def make(self, what: str, name: str, other: int) -> None: ...
@@ -181,7 +183,10 @@ async def perform(
         number = chat.wakes % WAKES_OF_RUN
         run = await port.run(number, chat.run[1] if is_known else None)
         chat.run = [port.name, run] if number < WAKES_OF_RUN - 1 else []
-    chat.at_wake, chat.done, chat.adds_again = "", {}, False
+    if chat.withdraws:
+        for request_id in await port.withdraw():
+            chat.waiting.pop(request_id, None)
+    chat.at_wake, chat.done, chat.adds_again, chat.withdraws = "", {}, False, False
     await port.emit(Kept(chat.model_copy(deep=True)))
 
 
@@ -266,7 +271,8 @@ async def _do_simply(port: Port, chat: Chat, step: Sequence[Any]) -> bool:
             await port.step(number, once)
         case ["stream", number]:
             await port.stream(number)
-        case ["sleep"]:
+        case [("sleep" | "withdraw") as what]:
+            chat.withdraws |= what == "withdraw"
             await port.stream(0)
         case ["fail", attempts, final]:
             await port.fail(attempts, final)
@@ -345,6 +351,13 @@ class WakePort:
         except InvalidInput as error:
             self._refuse("require", error)
             return None
+
+    async def withdraw(self) -> Sequence[str]:
+        found = [request.request_id for request in self._wake.requests]
+        for request_id in found:
+            self._wake.withdraw(request_id)
+        self._wake.append(Noted(f"withdrew {' '.join(found)}"))
+        return found
 
     async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None:
         try:

@@ -81,6 +81,8 @@ class Folded:
     cleared: dict[str, int] = field(default_factory=dict)
     """Requests that an interrupt has cleared, each with the number of the interrupt."""
     resolved: set[str] = field(default_factory=set)
+    answered: dict[str, int] = field(default_factory=dict)
+    """Requests that a client has answered, each with the number of the answer."""
     unsure: set[str] = field(default_factory=set)
     """Requests that an interrupt may have dropped which retention has removed, or an end of an ancestor."""
     revisits: dict[str, Revisit] = field(default_factory=dict)
@@ -172,6 +174,7 @@ class Fold:
         now = self.now
         if entry.kind in ANSWERS:
             self._resolve(fields(entry)["request_id"], f"{self.journal.name}: answer {entry.seq}")
+            now.answered[fields(entry)["request_id"]] = entry.seq
         elif entry.kind == "user.interrupt":
             now.cleared |= dict.fromkeys(now.requests, entry.seq)
             now.requests.clear()
@@ -276,6 +279,8 @@ class Fold:
             self.now.requests.pop(each, None)
         for event in attempt.events:
             if isinstance(event, ToolConfirmation | CustomToolUse) and not self._is_dropped(attempt):
+                if event.request_id in attempt.expired:
+                    continue  # it was withdrawn
                 self.now.requests[event.request_id] = attempt.first
                 if attempt.read + 1 < self.journal.page.first_seq:
                     self.now.unsure.add(event.request_id)
@@ -308,6 +313,7 @@ class Fold:
             assert attempt.is_ok, "has not ended well, and has left all its entries"
             now.has_lost_run = False
         port.end()
+        self._withdrawn(attempt, seen, port)
         now.chat = chat
         self._add(attempt, port, {key for key, *_ in due})
 
@@ -336,10 +342,22 @@ class Fold:
     def _expired(self, attempt: Attempt, seen: Seen) -> Sequence[tuple[str, JournalEvent]]:
         """The answers to requests that have expired, which the end of the wake commits: no part does."""
         expected = seen.expired if attempt.is_ok else []
-        assert attempt.expired == expected, f"has answered {attempt.expired}, the handler was given {seen.expired}"
+        given = attempt.expired[: len(expected)]
+        assert given == expected, f"has answered {attempt.expired}, the handler was given {seen.expired}"
         for each in expected:
             self._resolve(each, "the wake", attempt.read)
         return [(expired_source(each), ConfirmationAnswer.expired_answer(each)) for each in seen.expired]
+
+    def _withdrawn(self, attempt: Attempt, seen: Seen, port: EntryPort) -> None:
+        """The requests that it has withdrawn, as expired ones. An answer may have come while it ran."""
+        expected = [*seen.expired, *port.withdrawn] if attempt.is_ok else []
+        assert attempt.expired == expected, f"has answered {attempt.expired}, not {expected}"
+        for request_id in port.withdrawn:
+            if request_id in port.requests:
+                port.requests.remove(request_id)
+                self.now.resolved.add(request_id)
+            elif self.now.answered.get(request_id, 0) <= attempt.read and not self._is_dropped(attempt):
+                self._resolve(request_id, "the wake", attempt.read)
 
     def _due(self, attempt: Attempt, seen: Seen) -> Sequence[Sequence[Any]]:
         keys = [key for key, *_ in seen.due]
@@ -439,6 +457,7 @@ class EntryPort:
         self._has_lost_run = has_lost_run
         self.name, self.wake_id, self.is_ok, self.events = name, attempt.wake_id, attempt.is_ok, attempt.events[1:]
         self.requests: list[str] = []
+        self.withdrawn: Sequence[str] = ()
         self.revisits: list[tuple[str, list[Any]]] = []
         self.delegations: dict[str, str] = {}
         self.runs: dict[str, int] = {}
@@ -522,6 +541,13 @@ class EntryPort:
         assert found.request_id == self._new_id(), f"has {found!r}, another id"
         self.requests.append(found.request_id)
         return found.request_id
+
+    async def withdraw(self) -> Sequence[str]:
+        found = self._next("what it has withdrawn")
+        assert isinstance(found, Noted), f"has {found!r}, not what it has withdrawn"
+        what, *self.withdrawn = found.text.split()
+        assert what == "withdrew", f"has {found!r}, not what it has withdrawn"
+        return self.withdrawn
 
     async def revisit(self, delay: float, key: str | None, steps: list[Any]) -> None:
         own = self._new_id() if key is None else key

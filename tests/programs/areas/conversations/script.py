@@ -111,7 +111,7 @@ def _step(depth: int) -> st.SearchStrategy[Step]:
         st.tuples(st.just("finish"), _small),
         st.tuples(st.just("fail"), st.integers(1, FOR_GOOD), st.booleans()),
         st.tuples(st.just("group"), st.sampled_from((0, 1, FOR_GOOD)), st.sampled_from((False, False, True))),
-        st.tuples(st.just("sleep")),
+        st.tuples(st.sampled_from(("sleep", "withdraw"))),
         st.tuples(st.just("fork"), st.sampled_from("xy")),
         st.tuples(st.sampled_from(("detach", "compress")), st.sampled_from("xy"))
         | st.tuples(st.just("merge"), st.sampled_from("xy"), _root),
@@ -193,10 +193,12 @@ def _paused(draw: st.DrawFn) -> tuple[Op, ...]:
     on = draw(_root)
     asks = (draw(st.sampled_from(("confirm", "tool"))), draw(_expiry), draw(_steps(1)))
     forks = draw(st.lists(st.tuples(st.sampled_from(("fork", "detach")), st.just("x")), max_size=1))
-    sent = Op("send", on, steps=(asks, *forks), ticks=draw(st.sampled_from((5, 20))))
+    ends = draw(st.sampled_from(((), (), (("withdraw",),))))
+    sent = Op("send", on, steps=(asks, *forks, *ends), ticks=draw(st.sampled_from((5, 20))))
     fork = _op("fork", "detach", on=st.just(on), yes=st.booleans(), n=st.sampled_from((0, 0, 1, 2, 4, 8)))
     yes = {"yes": st.booleans(), "n": st.sampled_from((0, 0, 0, 1))}
-    own = _op("answer", on=st.just(on), part=st.sampled_from(("", "~x")), **yes)
+    withdraws = st.just(Op("send", on, steps=(("withdraw",),)))
+    own = withdraws | _op("answer", on=st.just(on), part=st.sampled_from(("", "~x")), **yes)
     of_any = _op("answer", on=st.integers(ROOTS, 12), **yes)
     return (sent, *draw(st.lists(fork, max_size=2)), *draw(st.lists(own | of_any | fork, min_size=1, max_size=4)))
 
