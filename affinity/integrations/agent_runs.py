@@ -12,13 +12,12 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Generic, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypedDict, TypeVar
 
 import anyio
 from pydantic import BaseModel, Field, JsonValue
 from pydantic_core import from_json, to_json, to_jsonable_python
 
-from affinity.agent.tools import ToolErrorKind, error_value
 from affinity.composed.app import App
 from affinity.composed.client import Client
 from affinity.composed.worker import Worker
@@ -58,6 +57,8 @@ REFUSED: Final = "a person has refused it"
 """What the journal says of a call that was refused without a reason."""
 
 _INTERRUPTED: Final = "an interrupt came before the call had a result"
+
+ToolErrorKind: TypeAlias = Literal["refused", "outcome_unknown"]
 
 Input = tuple[int, str]
 """Number and text of a message."""
@@ -219,6 +220,11 @@ class RecordedRun:
             self._open.pop((current_number.get(), call.tool_use_id), None)
         if call.made_in == self.wake.id:
             self._append(ToolResult(call.tool_use_id, shown(result), is_error=is_error))
+
+
+def error_value(kind: ToolErrorKind, message: str) -> JsonValue:
+    """Return the result of a call that did not run, as `affinity.agent.run_loop` has it."""
+    return {"error": {"kind": kind, "message": message}}
 
 
 def _ignore(event: JournalEvent) -> None:

@@ -11,7 +11,6 @@ from pydantic import JsonValue
 from pydantic_ai.durable_exec import external_event_scope, record_durable_unit, replay_scope
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 
-from affinity.agent.tools import error_value
 from affinity.conversation import ToolResult, Wake, WakeRun
 from affinity.integrations.agent_runs import (
     Operation,
@@ -19,6 +18,7 @@ from affinity.integrations.agent_runs import (
     ToolCall,
     current_number,
     current_run,
+    error_value,
     opened,
     shown,
 )
