@@ -415,7 +415,7 @@ class SchemaMismatch(ProviderError):
 
 class PoolerRefused(ProviderError):
     """A connection pooler, such as PgBouncer, is between here and PostgreSQL, and shares the sessions of the server:
-    use the address of the server itself, or session mode.
+    use the address of the server itself, or session mode, or ``?direct=`` in the URL. Clients work through it.
     """
 
     misconfigured = True

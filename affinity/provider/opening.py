@@ -95,7 +95,8 @@ async def open_provider(
 
     Args:
         url: ``sqlite:///path``, or ``postgresql://…``, where ``?schema=name`` chooses another schema than ``affinity``;
-            or a URL of another scheme that an installed package registers.
+            or a URL of another scheme that an installed package registers. With ``direct=`` and a quoted URL the first
+            one leads to a pooler that shares the sessions of PostgreSQL: workers go past it, clients only to listen.
         application_name: shown in PostgreSQL's activity view.
         timeline: of a worker: from now on the provider refuses any other database, or line of its history, than the one
             that this names, or that it finds first.
@@ -112,7 +113,7 @@ async def open_provider(
         InvalidUrl: no provider for the URL, or it is malformed.
         ConnectionLost: the database cannot be reached.
         AccessDenied: it refuses the credentials.
-        PoolerRefused: it is reached through a connection pooler that is not in session mode.
+        PoolerRefused: a worker reaches it through a connection pooler that is not in session mode.
         SchemaMismatch: it was never migrated, or is too old or too new for this code; or its encoding is not UTF8.
     """
     options = OpenOptions(

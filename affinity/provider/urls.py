@@ -17,6 +17,7 @@ MALFORMED: Final = (
 )
 
 _PASSWORD = re.compile(r"(password=)('[^']*'|[^&\s]+)", re.IGNORECASE)
+_DIRECT = re.compile(r"([?&]direct=)[^&\s]*", re.IGNORECASE)  # a URL with a user and a password of its own, quoted
 _USER = re.compile(r"://.*@")
 
 
@@ -25,11 +26,14 @@ def redact(url: str) -> str:
 
     Error messages have no URL in them, not even a redacted one.
     """
-    return _USER.sub("://***@", _PASSWORD.sub(r"\1***", url))
+    return _USER.sub("://***@", _PASSWORD.sub(r"\1***", _DIRECT.sub(r"\1***", url)))
 
 
 def has_password(url: str) -> bool:
     """Return whether the URL contains a password."""
+    if (direct := _DIRECT.search(url)) is not None:
+        plain = _DIRECT.sub("", url)
+        return has_password(plain) or has_password(unquote(direct[0].partition("=")[2]))
     user = _USER.search(url)
     return _PASSWORD.search(url) is not None or (user is not None and ":" in user[0][len("://") :])
 

@@ -46,7 +46,7 @@ _FLAGS: Final = {
 }
 """Flags that are not named like their option."""
 
-_OTHER_VARIABLES: Final = ("url", "user", "migrate", "log_level", "log_format")
+_OTHER_VARIABLES: Final = ("url", "direct_url", "user", "migrate", "log_level", "log_format")
 """What else the environment can set, of the command."""
 
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")

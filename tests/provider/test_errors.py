@@ -353,6 +353,8 @@ async def test_no_error_of_a_server_names_its_user(postgres_server: PostgresServ
         ("postgresql://u@host/db?password=p@ss", "postgresql://***@host/db?password=***"),
         ("postgresql://host/db?user=u&password=x%26y&sslpassword=z", "postgresql://host/db?user=u&password=***&sslpassword=***"),
         ("host=h password='a b c' user=u", "host=h password=*** user=u"),
+        ("postgresql://u:p@h/d?direct=postgresql%3A%2F%2Fu%3Ap%40h%2Fd&a=b", "postgresql://***@h/d?direct=***&a=b"),
+        ("postgresql://h/d?a=b&direct=postgresql://u:p@h/d", "postgresql://h/d?a=b&direct=***"),
         ("sqlite:///x", "sqlite:///x"),
     ],
 )  # fmt: skip
@@ -375,6 +377,9 @@ async def test_a_database_in_memory_is_refused(url: str) -> None:
         ("postgresql://host/db?sslpassword=p", True),
         ("postgresql://u@host:5432/db?passfile=/x", False),
         ("postgresql://host:5432/db", False),
+        ("postgresql://host/db?direct=postgresql%3A%2F%2Fu%3Ap%40h%2Fd", True),
+        ("postgresql://u:p@host/db?direct=postgresql%3A%2F%2Fu%40h%2Fd", True),
+        ("postgresql://u@host/db?direct=postgresql%3A%2F%2Fu%40h%2Fd", False),
         ("sqlite:///x", False),
     ],
 )

@@ -223,6 +223,23 @@ async def test_the_second_connection_goes_to_the_same_of_several_poolers(
             assert await provider.list_instances(InstanceFilter(), 1) == []
 
 
+async def test_a_notification_of_another_client_proves_nothing(
+    postgres_migrated: str, postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared session may listen to what another client has asked for, and its news come to whoever has it."""
+    monkeypatch.setattr(poolers, "NOTIFIED_WITHIN", 0.5)
+    elsewhere = postgres_database  # what is sent in another database never comes
+    async with (
+        await psycopg.AsyncConnection.connect(postgres_migrated, autocommit=True) as listener,
+        await psycopg.AsyncConnection.connect(postgres_migrated, autocommit=True) as stranger,
+        await psycopg.AsyncConnection.connect(elsewhere, autocommit=True) as sender,
+    ):
+        await listener.execute("LISTEN stray")
+        await stranger.execute("NOTIFY stray")
+        assert not await poolers.receives(listener, sender)
+        assert await poolers.receives(listener, stranger)
+
+
 @pytest.mark.slow
 async def test_a_pool_without_room(postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again, as a server without room is: nothing is wrong with the configuration."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import anyio
 import psycopg
@@ -75,6 +76,54 @@ def test_a_malformed_url_is_refused_without_its_password() -> None:
         Target.parse("postgresql://u:secret@h/d?nonsense=1")
     assert "secret" not in str(caught.value)
     assert "secret" not in repr(Target.parse("postgresql://u:secret@h/d"))
+
+
+DIRECT: Final = "postgresql://v:hidden@direct:5433/d?sslmode=require"
+
+
+def test_a_url_names_a_direct_one() -> None:
+    """It is quoted, has the same schema, and is where sessions are."""
+    target = Target.parse(f"postgresql://u@pool:6432/d?schema=x&direct={quote(DIRECT, safe='')}&sslmode=disable")
+    assert target.conninfo == {"user": "u", "host": "pool", "port": "6432", "dbname": "d", "sslmode": "disable"}
+    direct = target.with_sessions
+    assert direct == target.direct
+    assert direct.schema == target.schema == "x"
+    assert (direct.conninfo["host"], direct.conninfo["sslmode"]) == ("direct", "require")
+    alone = Target.parse("postgresql://u@h/d")
+    assert alone.with_sessions is alone
+
+
+def test_the_environment_names_the_direct_url_of_its_own_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of another database that the process uses; and what a URL says itself comes first."""
+    pooled = "postgresql://u@pool:6432/d"
+    monkeypatch.setenv("AFFINITY_URL", pooled)
+    monkeypatch.setenv("AFFINITY_DIRECT_URL", DIRECT)
+    assert Target.parse(pooled).with_sessions.conninfo["host"] == "direct"
+    assert Target.parse("postgresql://u@other/d").direct is None
+    own = f"{pooled}?direct={quote('postgresql://own/d', safe='')}"
+    monkeypatch.setenv("AFFINITY_URL", own)
+    assert Target.parse(own).with_sessions.conninfo["host"] == "own"
+    monkeypatch.setenv("AFFINITY_URL", pooled)
+    monkeypatch.setenv("AFFINITY_DIRECT_URL", "")
+    assert Target.parse(pooled).direct is None
+
+
+@pytest.mark.parametrize(
+    ("direct", "said"),
+    [
+        ("postgresql://u:secret@h/d", "quote the whole URL"),
+        ("", "postgresql://user@host/database"),
+        (quote("sqlite:///secret", safe=""), "postgresql://user@host/database"),
+        (quote("postgresql://u:secret@h/d?schema=other", safe=""), "another schema"),
+        (quote("postgresql://u:secret@h/d?nonsense=1", safe=""), "not a PostgreSQL URL"),
+        (quote("postgresql://u:sec@ret@h/d", safe=""), "malformed"),
+        (quote(f"postgresql://h/d?direct={quote('postgresql://h/secret', safe='')}", safe=""), "of its own"),
+    ],
+)
+def test_a_malformed_direct_url_is_refused(direct: str, said: str) -> None:
+    with pytest.raises(InvalidUrl, match=said) as caught:
+        Target.parse(f"postgresql://h/d?direct={direct}")
+    assert "secret" not in str(caught.value)
 
 
 # --- migrations -------------------------------------------------------------------------------------------------------

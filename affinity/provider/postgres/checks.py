@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, LiteralString
@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from affinity.errors import AffinityError, ConnectionLost, PoolerRefused, ProviderError
 from affinity.limits import MAX_CLOCK_SKEW
 from affinity.provider.checks import CheckResult, check_schema, error, ok, warning
+from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, WRONG_ENCODING, translate
 from affinity.provider.postgres.driver.poolers import open_another, open_connection, receives, settle
 from affinity.provider.postgres.driver.target import COLD, MARKER, Target
@@ -95,7 +96,14 @@ async def check_server(ask: RunStatement, target: Target) -> list[CheckResult]:
 
 
 async def check_target(target: Target) -> list[CheckResult]:
-    """Look at a server over connections of our own, without a change of it."""
+    """Look at a server over connections of our own, without a change of it; and whether the direct URL and the other
+    one lead to one database.
+    """
+    results = await _check_sessions(target.with_sessions)
+    return results if target.direct is None else [*results, await _check_direct(target, target.direct)]
+
+
+async def _check_sessions(target: Target) -> list[CheckResult]:
     async with AsyncExitStack() as stack:
         try:
             conninfo = target.connect("affinity check", COLD)
@@ -107,6 +115,23 @@ async def check_target(target: Target) -> list[CheckResult]:
         except psycopg.Error as caught:
             return [error("connection", str(translate(caught, target)), None)]
     return [ok("connection", target.place(connection.pgconn)), *_results(facts)]
+
+
+async def _check_direct(target: Target, direct: Target) -> CheckResult:
+    found = []
+    for each in (target, direct):
+        async with aclosing(Connections(each, "affinity check", one_connection=True, needs_sessions=False)) as links:
+            try:
+                found.append(await links.misc.run_once(_SQL["place"]))
+            except ProviderError as caught:
+                return error("direct", str(caught), None)
+    if found[0] != found[1]:
+        return error(
+            "direct",
+            "the URL and its direct URL lead to different databases, or servers",
+            "name one database, on the primary, in both",
+        )
+    return ok("direct", "clients go through the pooler, and workers past it")
 
 
 def _results(facts: _Facts) -> list[CheckResult]:
@@ -131,7 +156,11 @@ def _check_pooler(facts: _Facts) -> CheckResult | None:
         return ok("pooler", "none")
     if facts.notifies:
         return ok("pooler", "in between, in session mode: each connection has a server session of its own")
-    return error("pooler", "a pooler in between shares the sessions of the server", WITHOUT_POOLER)
+    return error(
+        "pooler",
+        "a pooler in between shares the sessions of the server: clients work through it, workers do not",
+        WITHOUT_POOLER,
+    )
 
 
 def _check_primary(facts: _Facts) -> CheckResult:

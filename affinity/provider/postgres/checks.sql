@@ -36,6 +36,9 @@ SELECT
     extract(epoch FROM clock_timestamp())::float8 AS clock
 FROM (VALUES (1)) one LEFT JOIN pg_namespace n ON n.nspname = %(schema)s
 
+-- place: which database this is, for two connections at the same time
+SELECT extract(epoch FROM pg_postmaster_start_time())::text, oid::text FROM pg_database WHERE datname = current_database()
+
 -- missing: of the privileges that kinds of roles have, those that this role lacks
 SELECT w.role_kind, w.name, w.privilege
 FROM unnest(%(role_kinds)s::text[], %(kinds)s::text[], %(names)s::text[], %(privileges)s::text[])

@@ -94,14 +94,14 @@ def hints(db: Database, identity: WorkerIdentity) -> AbstractAsyncContextManager
 
 @asynccontextmanager
 async def subscribed(db: Database, listener: L) -> AsyncIterator[L]:
-    """Subscribe, on the connection of the fetches."""
-    fetch = db.connections.fetch
+    """Subscribe, on the connection of the fetches; or on the direct one, where the others go through a pooler."""
+    listening = db.connections.listening
     try:
-        await fetch.subscribe(listener.channels, listener)
+        await db.connections.subscribe(listener.channels, listener)
         yield listener
     finally:
         with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(ProviderError):
-            await fetch.unsubscribe(listener)
+            await listening.unsubscribe(listener)
 
 
 async def notify_workers(db: Database, workers: Mapping[str | None, Hint], owners_of: Collection[str] = ()) -> None:

@@ -105,7 +105,8 @@ class PostgresProvider(Database):
         """Connect to a migrated database.
 
         Args:
-            url: libpq's syntax, several hosts too; ``schema=name`` chooses another schema than ``affinity``.
+            url: libpq's syntax, several hosts too; ``schema=name`` chooses another schema than ``affinity``;
+                ``direct=URL``, quoted, leads past a pooler that shares the sessions of the server.
             application_name: shown in ``pg_stat_activity``; of several connections with the role of each.
             timeline: see `affinity.provider.open_provider`; each connection compares it, and each renewal.
             one_connection: see `affinity.provider.open_provider`.
@@ -118,11 +119,19 @@ class PostgresProvider(Database):
             InvalidUrl: it is malformed, or the schema is not a plain identifier.
             ConnectionLost: the server cannot be reached.
             AccessDenied: it refuses the credentials, or the database is unknown.
-            PoolerRefused: it is reached through a pooler that is not in session mode.
+            PoolerRefused: it is reached through a pooler that is not in session mode; not with ``one_connection`` and
+                without ``timeline``, as of a client.
             SchemaMismatch: never migrated, or too old or too new for this code.
         """
         target = Target.parse(url)
-        connections = Connections(target, application_name, one_connection=one_connection, probe_after=probe_after)
+        connections = Connections(
+            target,
+            application_name,
+            one_connection=one_connection,
+            needs_sessions=not one_connection or timeline is not None,  # a client and a store need none
+            probe_after=probe_after,
+        )
+        target = connections.target
         try:
             await check_version(connections.misc.run_once, target)
             await connections.follow(timeline)
@@ -144,7 +153,7 @@ class PostgresProvider(Database):
             InvalidUrl, ConnectionLost, AccessDenied: see `open`.
             SchemaMismatch: the database is too new for this code.
         """
-        return await migrate_target(Target.parse(url), "affinity", progress)
+        return await migrate_target(Target.parse(url).with_sessions, "affinity", progress)
 
     @classmethod
     async def inspect_schema(cls, url: str) -> SchemaReport:
@@ -153,7 +162,7 @@ class PostgresProvider(Database):
         Raises:
             InvalidUrl, ConnectionLost, AccessDenied: see `open`.
         """
-        return await inspect_target(Target.parse(url))
+        return await inspect_target(Target.parse(url).with_sessions)
 
     @classmethod
     async def change_rights(
@@ -168,7 +177,7 @@ class PostgresProvider(Database):
     ) -> None:
         """See `affinity.provider.change_rights`. Needs the rights of the role that migrated."""
         roles = {"clients": clients, "workers": workers, "scalers": scalers, "readers": readers}
-        await change_rights(Target.parse(url), "affinity", **roles, revoke=revoke)
+        await change_rights(Target.parse(url).with_sessions, "affinity", **roles, revoke=revoke)
 
     @property
     def dialect(self) -> str:

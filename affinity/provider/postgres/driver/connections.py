@@ -52,29 +52,41 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, LiteralString, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, LiteralString, Protocol, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 
-from affinity.errors import ConnectionLost, ProviderError, ReadOnly
+from affinity.errors import ConnectionLost, PoolerRefused, ProviderError, ReadOnly
 from affinity.limits import PROBE_AFTER
 from affinity.provider.contract import BRIEFLY
 from affinity.provider.postgres.driver.attempts import Attempts, first_connection
 from affinity.provider.postgres.driver.calls import CALL_TIMEOUT, Calls
 from affinity.provider.postgres.driver.errors import check_encoding, is_prepared_anew, translate, unchangeable
-from affinity.provider.postgres.driver.poolers import open_connection, use_session
+from affinity.provider.postgres.driver.poolers import open_connection, open_shared, use_session
+from affinity.provider.postgres.driver.shared import SharedProtocol
 from affinity.provider.postgres.driver.target import BRIEF, COLD, HOT, MARKER, PIN, PINNED, Target
 from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import Outcome, Row, ServerConnection, Statement, WireProtocol
 from affinity.provider.timeline import Timeline
+from affinity.redaction import redacted
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
 NO_LISTEN: Final = frozenset({"0A000", "42501", "42601"})
 """SQLSTATEs with which a server that has no LISTEN refuses it: feature not supported, no right, syntax error."""
 
+_REFUSED: Final = "%s refuses LISTEN (%s): work is found by polling alone, which takes longer (poll_interval)"
+
+_SHARED: Final = (
+    "a pooler shares the sessions of PostgreSQL: this client finds changes by asking once a second; with the"
+    " server's own URL in ?direct= it is notified"
+)
+
 T = TypeVar("T")
+
+Sharing: TypeAlias = Literal["refused", "allowed", "known"]
+"""Whether a connection may go through a pooler that shares the sessions of the server; or does so, and need not ask."""
 
 Check: TypeAlias = Callable[[AsyncConnection[Row]], Awaitable[None]]
 
@@ -144,13 +156,18 @@ class Connection(Calls):
         attempts: Attempts | None = None,
         idle_timeout: float | None = None,
         probe_after: float = math.inf,
+        sharing: Sharing = "refused",
+        line: Callable[[], TimelineCheck | None] = lambda: None,
     ) -> None:
         """``check`` is awaited with each new connection; the calls that need the connection raise its errors.
-        ``probe_after``: seconds of silence after which a short call is asked about on a new connection.
+        ``probe_after``: seconds of silence after which a short call is asked about on a new connection. ``line``: takes
+        the place of ``check`` where a pooler shares the sessions of the server.
         """
         self._name = application_name
         self._target = target
         self._check = check
+        self._sharing = sharing
+        self._line = line
         self._settings = self._current_settings = settings
         self._attempts = attempts or Attempts()
         self._idle_timeout = idle_timeout
@@ -204,7 +221,8 @@ class Connection(Calls):
 
     async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> None:
         """Listen to these channels. A subscription ends with the connection, or by `unsubscribe`. Where the server
-        refuses LISTEN, it receives nothing until then; the server is asked once for each connection.
+        refuses LISTEN, or a pooler shares its sessions, it receives nothing until then; the server is asked once for
+        each connection.
         """
         self._subscribers.append(subscriber)
         if self._is_deaf:
@@ -219,11 +237,13 @@ class Connection(Calls):
         try:
             await self._call(ask, harmless=NO_LISTEN)
         except ProviderError as error:
-            if (state := error.code) not in NO_LISTEN:
+            is_shared = asked is not None and asked.is_shared and asked is self._protocol
+            if (state := error.code) not in NO_LISTEN and not is_shared:
                 raise
-            if self._deaf is None:
-                refusal = "%s refuses LISTEN (%s): work is found by polling alone, which takes longer (poll_interval)"
-                logger.warning(refusal, self._target.name, state)
+            if self._deaf is None and is_shared:
+                logger.warning(_SHARED)
+            elif self._deaf is None:
+                logger.warning(_REFUSED, self._target.name, state)
             self._deaf = asked
         else:
             self._deaf = None
@@ -306,7 +326,7 @@ class Connection(Calls):
         else:
             self._connecting = None
             self._attempts.succeeded()
-            self._protocol = WireProtocol(connection, self._ended, self._answered)
+            self._protocol = self._begin_on(connection)
             self._current_settings = self._settings
             self._close_when_idle()
             call = self._current
@@ -317,8 +337,22 @@ class Connection(Calls):
                 self._ask(call, self._protocol)
         self._go_on()
 
+    def _begin_on(self, connection: ServerConnection) -> WireProtocol:
+        if connection.shared is None:
+            return WireProtocol(connection, self._ended, self._answered)
+        self._sharing = "known"
+        return SharedProtocol(
+            connection,
+            self._ended,
+            self._answered,
+            fixed=connection.shared,
+            settings=self._settings,
+            table=f'"{self._target.schema}".timeline',
+            line=self._line,
+        )
+
     async def _attempt(self) -> ServerConnection:
-        return await _connect_checked(self._target, self._conninfo, self._check)
+        return await _connect_checked(self._target, self._conninfo, self._check, self._sharing)
 
     def _ask(self, call: _WireCall, protocol: WireProtocol) -> None:
         try:
@@ -344,7 +378,8 @@ class Connection(Calls):
         call = self._current
         assert call is not None
         assert call.behind is not None
-        call.ask = partial(WireProtocol.execute, statement=call.behind[0], params=call.behind[1])
+        statement, params = call.behind
+        call.ask = lambda protocol: protocol.execute(statement, params)
         if not call.reply.done():
             call.reply.set_result(rows)
 
@@ -410,7 +445,12 @@ class Connection(Calls):
             self._ended(ConnectionLost(f"{what}: no answer within {CALL_TIMEOUT:g} s"))
             return
         is_due = now - self._silent_from() >= self._probe_after and (self._probing is None or self._probing.done())
-        if is_due and protocol is not None and any(each.is_short for each in (call, *self._waiting)):
+        if (
+            is_due
+            and protocol is not None
+            and not protocol.is_shared
+            and any(each.is_short for each in (call, *self._waiting))
+        ):
             self._probing = self._spawn(self._probe(protocol))
         self._set_alarm()
 
@@ -504,7 +544,8 @@ class Connection(Calls):
         self._idle_alarm = None
         if self._protocol is None or self._idle_timeout is None:
             return
-        if self._current is None and asyncio.get_running_loop().time() >= self._began + self._idle_timeout:
+        is_idle = self._current is None and not self._subscribers
+        if is_idle and asyncio.get_running_loop().time() >= self._began + self._idle_timeout:
             protocol, self._protocol = self._protocol, None
             protocol.detach()
             protocol.close()
@@ -551,11 +592,21 @@ class Connections:
     """
 
     def __init__(
-        self, target: Target, application_name: str, *, one_connection: bool = False, probe_after: float = PROBE_AFTER
+        self,
+        target: Target,
+        application_name: str,
+        *,
+        one_connection: bool = False,
+        needs_sessions: bool = True,
+        probe_after: float = PROBE_AFTER,
     ) -> None:
-        self.target = target
+        """``needs_sessions``: go to the direct URL. Without, all but LISTEN goes through a pooler, of any kind."""
+        direct = None if needs_sessions else target.direct
+        self.target = target = target.with_sessions if needs_sessions else target
+        sharing: Sharing = "refused" if needs_sessions else "allowed" if direct is None else "known"
         self.timeline: TimelineCheck = TimelineCheck(None)
         self._is_migrated = False  # before, the function of the check does not exist
+        self._misses_hints = False
         self.application_name = application_name
         attempts = Attempts()
 
@@ -568,6 +619,8 @@ class Connections:
                 attempts=attempts,
                 idle_timeout=idle_timeout,
                 probe_after=probe_after,
+                sharing=sharing,
+                line=lambda: self.timeline if self._is_migrated else None,
             )
 
         self.commit: Connection
@@ -578,7 +631,12 @@ class Connections:
             self.commit = connection(f"{application_name} commit", HOT, IDLE_TIMEOUT)  # turns and acks
             self.fetch = connection(f"{application_name} fetch", HOT)  # and notifications
             slow = connection(f"{application_name} misc", COLD)
-        self._all = {self.commit, self.fetch, slow}
+        self.listening: Connection = self.fetch  # to hints
+        if direct is not None:
+            self.listening = Connection(
+                direct, f"{application_name} hints", HOT, idle_timeout=IDLE_TIMEOUT, probe_after=probe_after
+            )
+        self._all = {self.commit, self.fetch, slow, self.listening}
         # Leases, give-backs, histories, hints, what a client asks.
         self.quick: Role = Role((self.fetch, slow), HOT)
         # Session states on their own: one of them may take seconds.
@@ -598,6 +656,23 @@ class Connections:
         self.timeline = TimelineCheck(timeline)
         self.timeline.check(await self.misc.run(self.timeline.question, self.timeline.known))
         self._is_migrated = True
+
+    async def subscribe(self, channels: Sequence[str], subscriber: Subscriber) -> None:
+        """See `Connection.subscribe`. That the direct URL of a client fails, while its calls succeed, is logged once.
+
+        Raises:
+            ProviderError: there is no subscription.
+        """
+        try:
+            await self.listening.subscribe(channels, subscriber)
+        except ProviderError as error:
+            if self.listening is not self.fetch and not self._misses_hints:
+                logger.warning(
+                    "no notifications over the direct URL, so changes are found by asking: %s", redacted(error)
+                )
+                self._misses_hints = True
+            raise
+        self._misses_hints = False
 
     async def _check(self, connection: AsyncConnection[Row]) -> None:
         if self._is_migrated:
@@ -645,8 +720,30 @@ async def connect(target: Target, conninfo: str) -> ServerConnection:
     return connection
 
 
-async def _connect_checked(target: Target, conninfo: str, check: Check | None) -> ServerConnection:
-    connection = await connect(target, conninfo)
+async def connect_shared(target: Target, conninfo: str) -> ServerConnection:
+    """A connection through a pooler that shares the sessions of the server, for a `SharedProtocol`.
+
+    Raises:
+        InvalidUrl, ConnectionLost, AccessDenied, PoolerRefused, SchemaMismatch: as `connect`.
+    """
+    connection = await open_shared(target, conninfo)
+    try:
+        check_encoding(connection.info.parameter_status("server_encoding"), target)
+    except BaseException:
+        connection.pgconn.finish()
+        raise
+    return connection
+
+
+async def _connect_checked(target: Target, conninfo: str, check: Check | None, sharing: Sharing) -> ServerConnection:
+    if sharing == "known":
+        return await connect_shared(target, conninfo)
+    try:
+        connection = await connect(target, conninfo)
+    except PoolerRefused:
+        if sharing == "refused":
+            raise
+        return await connect_shared(target, conninfo)
     if check is not None:
         try:
             await check(connection)

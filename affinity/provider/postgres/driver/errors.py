@@ -80,8 +80,8 @@ _BY_CLASS: Final[dict[str, type[ProviderError]]] = {"08": ConnectionLost, "28": 
 _WRAPAROUND: Final = frozenset({"GetNewTransactionId", "GetNewMultiXactId"})
 
 WITHOUT_POOLER: Final = (
-    "connect to the PostgreSQL server itself, or to a pooler in session mode: prepared statements, LISTEN and the"
-    " settings of a connection need a server session of their own"
+    "connect to the PostgreSQL server itself, or to a pooler in session mode, or name one of these by ?direct= in the"
+    " URL: prepared statements, LISTEN and the settings of a connection need a server session of their own"
 )
 """Ends the message about a connection through a pooler."""
 

@@ -1,10 +1,12 @@
 """Connections through a pooler: those that have a server session of their own are used, as PgBouncer's in session mode.
+On others a client makes each call a transaction with settings of its own (`driver.shared`).
 
 A pooler does not pass on the settings that travel with the request to connect: it refuses the request, or ignores
 them. And the process id that it gives to a client is none of the server's. Where either is found, the connection shows
 that it has a server session of its own before it changes anything: while it is idle, it receives what another
 connection sends. A pooler in transaction or statement mode has given the server session away by then. After that the
-connection gets its settings, with one more message.
+connection gets its settings, with one more message. Where the URL names a direct one, nothing is shown: the pooler is
+taken for one that shares.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
 from typing import Final, LiteralString
 
 import psycopg
@@ -30,6 +33,9 @@ PROOF_TIMEOUT: Final = 10.0
 
 NOTIFIED_WITHIN: Final = 5.0
 """Seconds for a notification to arrive."""
+
+_LASTING: Final = ("idle_", "tcp_", "default_transaction_")
+"""How settings begin that have no effect on the transaction that sets them."""
 
 _SETTLE: Final[LiteralString] = """
 SELECT count(set_config(name, value, false))
@@ -65,6 +71,19 @@ async def open_another(connection: ServerConnection, target: Target, conninfo: s
     there = connection.pgconn
     place = {"host": there.host.decode(), "hostaddr": there.hostaddr.decode() or None, "port": there.port.decode()}
     return await _open(target, make_conninfo(_without_options(conninfo), **place))
+
+
+async def open_shared(target: Target, conninfo: str) -> ServerConnection:
+    """A connection through a pooler that shares the sessions of the server, with the settings of its transactions.
+
+    Raises:
+        PoolerRefused: the ``options`` of the URL have more than settings.
+        InvalidUrl, ConnectionLost, AccessDenied: as `open_connection`.
+    """
+    shared = _shared_settings(target, conninfo)
+    connection = await _open(target, _without_options(conninfo))
+    connection.shared = shared
+    return connection
 
 
 async def use_session(connection: ServerConnection, target: Target, conninfo: str) -> None:
@@ -103,6 +122,11 @@ async def settle(connection: AsyncConnection[Row], target: Target, conninfo: str
     await connection.execute(_SETTLE, {"names": [*wanted], "values": [*wanted.values()]}, prepare=False)
 
 
+def _shared_settings(target: Target, conninfo: str) -> Mapping[str, str]:
+    wanted = {**dict(_settings(conninfo, target)), **PINNED}
+    return {name: value for name, value in wanted.items() if not name.startswith(_LASTING)}
+
+
 async def receives(connection: AsyncConnection[Row], other: AsyncConnection[Row], pid: int | None = None) -> bool:
     """Whether a connection receives, while it is idle, what another one sends: by a transaction that writes no row.
 
@@ -116,15 +140,20 @@ async def receives(connection: AsyncConnection[Row], other: AsyncConnection[Row]
     await connection.execute(sql.SQL("LISTEN {}").format(name), prepare=False)
     cursor = await other.execute(_NOTIFY, [channel], prepare=False)
     ((sender, _),) = await cursor.fetchall()
-    found = sender != pid and await _is_notified(connection)
-    # Also the proof that it is still connected: the session of one that was cut off goes to the next client.
-    await connection.execute(sql.SQL("UNLISTEN {}").format(name), prepare=False)
+    found = sender != pid and await _is_notified(connection, channel)
+    # Also the proof that it is still connected: the session of one that was cut off goes to the next client. And where
+    # sessions are shared, it is one of these two that listens, unless other clients are at work.
+    for each in (connection,) if found else (connection, other):
+        await each.execute(sql.SQL("UNLISTEN {}").format(name), prepare=False)
     return found
 
 
-async def _is_notified(connection: AsyncConnection[Row]) -> bool:
-    async for _ in connection.notifies(timeout=NOTIFIED_WITHIN, stop_after=1):
-        return True
+async def _is_notified(connection: AsyncConnection[Row], channel: str) -> bool:
+    """Whether a notification comes on that channel. A shared session may have those of other clients."""
+    async with aclosing(connection.notifies(timeout=NOTIFIED_WITHIN)) as notices:
+        async for notice in notices:
+            if notice.channel == channel:
+                return True
     return False
 
 

@@ -1,10 +1,13 @@
-"""The URL of a database: libpq's, with a parameter for the schema; and the settings of its connections."""
+"""The URL of a database: libpq's, with parameters for the schema and for a direct URL; and the settings of its
+connections.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, LiteralString
 from urllib.parse import unquote
 
@@ -18,7 +21,16 @@ from affinity.provider.urls import MALFORMED
 
 DEFAULT_SCHEMA: Final = "affinity"
 
+DIRECT_VARIABLE: Final = "AFFINITY_DIRECT_URL"
+"""Environment variable with the direct URL of the database that ``AFFINITY_URL`` names."""
+
+SCHEMES: Final = frozenset({"postgres", "postgresql"})
+
 _SCHEMA: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}")  # 63 bytes is PostgreSQL's own limit
+
+_OURS: Final = frozenset({"schema", "direct"})
+
+_UNQUOTED: Final = re.compile(r"[/?@]")  # of a URL that stands in another one
 
 _QUOTED: Final = re.compile('".*"', re.DOTALL)  # libpq quotes what it does not understand, which may be a password
 
@@ -129,23 +141,54 @@ class Target:
 
     conninfo: dict[str, str] = field(repr=False)  # may hold a password
     schema: str
+    direct: Target | None = None  # past a pooler
 
     @classmethod
     def parse(cls, url: str) -> Target:
-        """Split our parameter from libpq's.
+        """Split our parameters from libpq's. The direct URL is that of ``direct=``, or else of `DIRECT_VARIABLE`, if
+        this is the URL of ``AFFINITY_URL``. It has the same schema.
 
         Raises:
-            InvalidUrl: it is malformed, or its schema is not a plain identifier.
+            InvalidUrl: it, or its direct URL, is malformed, or its schema is not a plain identifier.
         """
         if _is_ambiguous(url):
             raise InvalidUrl(MALFORMED)
-        plain, schema = _take_schema(url)
+        plain, ours = _take_ours(url)
+        direct = _quoted_url(ours["direct"]) if "direct" in ours else _direct_of_environment(url)
+        found = cls._parse_plain(plain, unquote(ours.get("schema", DEFAULT_SCHEMA)))
+        if direct is None:
+            return found
+        try:
+            return replace(found, direct=cls._parse_direct(direct, found.schema))
+        except InvalidUrl as error:
+            raise InvalidUrl(f"the direct URL: {error}") from None
+
+    @classmethod
+    def _parse_direct(cls, url: str, schema: str) -> Target:
+        if _is_ambiguous(url):
+            raise InvalidUrl(MALFORMED)
+        plain, ours = _take_ours(url)
+        if "direct" in ours:
+            raise InvalidUrl("it has no direct URL of its own")
+        if unquote(ours.get("schema", schema)) != schema:
+            raise InvalidUrl("it names another schema: leave schema= out of it")
+        if _scheme(plain) not in SCHEMES:
+            raise InvalidUrl("it is postgresql://user@host/database")
+        return cls._parse_plain(plain, schema)
+
+    @classmethod
+    def _parse_plain(cls, url: str, schema: str) -> Target:
         if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
             raise InvalidUrl(f"schema={schema!r}: use small letters, digits and _, at most 63, not starting with pg_")
-        conninfo, wrong = _parse(plain)
+        conninfo, wrong = _parse(url)
         if wrong:  # not as a consequence of libpq's error, which quotes what it does not understand
             raise InvalidUrl(f"not a PostgreSQL URL: {wrong}")
         return cls({key: str(value) for key, value in conninfo.items()}, schema)
+
+    @property
+    def with_sessions(self) -> Target:
+        """Where a connection has a session of the server: the direct one, if there is one."""
+        return self.direct or self
 
     @property
     def name(self) -> str:
@@ -222,14 +265,24 @@ def _options(settings: Mapping[str, str]) -> str:
     return " ".join(f"-c {name}={value}" for name, value in settings.items())
 
 
-def _take_schema(url: str) -> tuple[str, str]:
-    """The URL without our parameter, and its value. By hand: in libpq's URLs a ``+`` is a plus."""
+def _take_ours(url: str) -> tuple[str, dict[str, str]]:
+    """The URL without our parameters, and their values as written. By hand: in libpq's URLs a ``+`` is a plus."""
     plain, _, query = url.partition("?")
-    words = [word for word in query.split("&") if word]
-    schemas = [unquote(word.partition("=")[2]) for word in words if _is_schema(word)]
-    rest = "&".join(word for word in words if not _is_schema(word))
-    return plain + ("?" + rest if rest else ""), schemas[-1] if schemas else DEFAULT_SCHEMA
+    words = [word.partition("=") for word in query.split("&") if word]
+    rest = "&".join("".join(word) for word in words if word[0] not in _OURS)
+    return plain + ("?" + rest if rest else ""), {name: value for name, _, value in words if name in _OURS}
 
 
-def _is_schema(word: str) -> bool:
-    return word.partition("=")[0] == "schema"
+def _quoted_url(value: str) -> str:
+    """The URL that is the value of a parameter. One that is not quoted would lose its end, and keep its password."""
+    if _UNQUOTED.search(value):
+        raise InvalidUrl("direct=: quote the whole URL, as urllib.parse.quote(url, safe='') does: / by %2F, & by %26")
+    return unquote(value)
+
+
+def _direct_of_environment(url: str) -> str | None:
+    return (os.environ.get(DIRECT_VARIABLE) or None) if url == os.environ.get("AFFINITY_URL") else None
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower()

@@ -71,7 +71,7 @@ _PLACEHOLDER: Final = re.compile(r"%\((?P<name>\w+)\)s|%%")
 # As libpq's numbers: a look-up of an enumeration's member takes longer than the comparison.
 _IDLE: Final = int(TransactionStatus.IDLE)
 _ACTIVE: Final = int(TransactionStatus.ACTIVE)
-_BINARY: Final = int(Format.BINARY)
+BINARY: Final = int(Format.BINARY)
 _AUTO: Final = PyFormat.AUTO
 _TUPLES: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = frozenset({int(ExecStatus.COMMAND_OK), int(ExecStatus.EMPTY_QUERY)})
@@ -95,6 +95,8 @@ class ServerConnection(AsyncConnection[Row]):
     """A connection, and the process id of its server session: a pooler gives another number to its clients."""
 
     server_pid: int = 0
+    shared: Mapping[str, str] | None = None
+    """The settings of each transaction, where a pooler gives each transaction another server session."""
 
 
 _Key: TypeAlias = tuple[_Shape, tuple[int, ...] | None]
@@ -105,6 +107,9 @@ class WireProtocol:
     """Asks one thing at a time, and calls ``ended`` when it has the answer; ``answered`` before, when the first of two
     statements has ended well. Bound to the running event loop.
     """
+
+    is_shared = False
+    """Whether the server session may be another one in each call: then none can be asked about, or listens."""
 
     def __init__(
         self,
@@ -158,7 +163,7 @@ class WireProtocol:
         key, packed, formats = self._packed(statement, params or {})
         name = self._names.get(key)
         if name is not None:
-            self._pgconn.send_query_prepared(name, packed, formats, _BINARY)
+            self._pgconn.send_query_prepared(name, packed, formats, BINARY)
             self._sent()
         else:
             self._prepare(key, then=partial(self.execute, statement, params))
@@ -173,7 +178,7 @@ class WireProtocol:
         self._pgconn.enter_pipeline_mode()
         self._ends = len(requests)
         for key, packed, formats in requests:
-            self._pgconn.send_query_prepared(self._names[key], packed, formats, _BINARY)
+            self._pgconn.send_query_prepared(self._names[key], packed, formats, BINARY)
             self._pgconn.pipeline_sync()
         self._sent()
 
@@ -223,6 +228,9 @@ class WireProtocol:
         else:
             template, names = _template(statements)
             text = template % {name: self._literal(params[name.decode()]) for name in names}
+        self._send_text(text)
+
+    def _send_text(self, text: bytes) -> None:
         self._pgconn.send_query(text)
         self._sent()
 
