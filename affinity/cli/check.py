@@ -26,7 +26,8 @@ def check(shell: Shell) -> None:
 
     On PostgreSQL: the version, a pooler in between, whether the server is the primary, the rights of the role, the
     schema, the encoding, whether notifications arrive, whether failovers are noticed, the clock, the durability of
-    commits, room for connections, vacuum and isolation; and whether a direct URL leads to the same. On SQLite: the version, the file and its journal, the disk.
+    commits, room for connections, vacuum and isolation; and whether a direct URL leads to the same database. On SQLite:
+    the version, the file and its journal, the disk.
 
     Examples:
       affinity check --url postgresql://app_worker@db/app
