@@ -29,6 +29,9 @@ from tests.programs.program import Fault, Options, Program
 from tests.programs.run import run
 from tests.servers.patroni import Cluster
 
+AREAS: Final = ("orchestrations", "schedules", "starts", "plugs")
+"""Of the tests: with all areas, a program takes minutes."""
+
 TEMPLATE: Final = "programs"
 
 REST: Final = 1.0

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import anyio
 import pytest
 
 from tests.failover.cases import BAR, Outcome, run
-from tests.servers.patroni import Replication, needs_patroni
+from tests.failover.programs import AREAS, Failing, FailoverLook
+from tests.servers.patroni import Replication, needs_patroni, open_cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.nightly, needs_patroni, pytest.mark.timeout(600)]
 
@@ -64,3 +66,14 @@ async def test_an_old_primary_takes_connections_until_its_patroni_is_back(replic
 
 async def test_failovers_while_workers_are_killed_and_paused() -> None:
     check_whole(await run("storm", "synchronous"))
+
+
+def test_random_programs_over_failovers() -> None:
+    """With the judges of all programs."""
+    with open_cluster("synchronous") as cluster:
+        failing = Failing(cluster)
+        anyio.run(failing.prepare)
+        look = FailoverLook(failing, AREAS)
+        look.run(2, 4, None)
+        assert "4 programs" in look.report()
+        assert failing.done >= 4

@@ -108,7 +108,8 @@ class Play:
                 self.tick()
                 if self.ticks >= look_at:
                     look_at = self.ticks * LOOKS[self.ticks > FIRST_TICKS]
-                    await check_queues(self.env)
+                    with self.env.freeze():  # the database may fail over: nothing is known of what is due
+                        await check_queues(self.env)
             elif self._pauses:
                 self.ticks = self._pauses[0][0] - 1
                 self.tick()

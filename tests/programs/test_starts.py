@@ -154,3 +154,9 @@ def test_more_limited_instances_than_slots_in_the_area_of_orchestrations() -> No
     check_room(pasts, jobs, Seen(opened_at=BEGIN + timedelta(seconds=2)))
     with pytest.raises(AssertionError, match="ran at the same time"):
         check_room(pasts, jobs, Seen())
+    early = Ran(begin=12.0, end=12.0).run(1)  # cancelled before it began, by a worker without its code
+    times = [BEGIN + timedelta(seconds=at) for at in (2.0, 12.0, 12.0)]
+    origins = {n: EventOrigin(n, at, None, None) for n, at in enumerate(times, 1)}
+    last = instance_id(2)
+    run = replace(early, events=[ev.CancelRequested("enough"), *early.events], origins=origins)
+    check_room(pasts | {last: replace(pasts[last], runs=[run])}, jobs, Seen())
