@@ -42,6 +42,9 @@ async def handler(wake: Wake, chat: Chat) -> None:
                 await wake.fork("fork")
             case UserMessage(content="soon"):
                 wake.require(ToolConfirmation("pay"), expires_in=3.0)
+            case UserMessage(content="withdraw"):
+                for request in wake.requests:
+                    wake.withdraw(request.request_id)
             case UserMessage(content=str(text)):
                 for number in range(int(text)):
                     wake.require(ToolConfirmation("pay", arguments={"cents": number}))
@@ -231,6 +234,15 @@ async def test_a_request_that_expires_goes(url: str) -> None:
         await ask(on, "goes", "soon")
         assert [await take(feed), await take(feed)] == [("asked", "stays"), ("asked", "goes")]
         assert await take(feed) == ("gone", "goes")
+
+
+async def test_a_request_that_is_withdrawn_goes(url: str) -> None:
+    async with desk(url) as on, on.client.watch_requests() as feed:
+        await ask(on, "a")
+        assert await take(feed) == ("asked", "a")
+        await on.talk("a").ask(UserMessage("withdraw"), timeout=LONG)
+        assert await take(feed) == ("gone", "a")
+        assert await names(on.client) == []
 
 
 async def test_after_too_many_changes_all_is_read(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
