@@ -313,7 +313,7 @@ LISTINGS = [
 HARMLESS = re.compile(
     r"SCAN (json_each|j|g|CONSTANT ROW|workers|w|\(subquery-\d+\)|stale|routes|names|bounds|rewritten|doomed|timeline"
     r"|tree|t|sqlite_sequence|sized|summed|quotas|parents|p|up|u|member|m|partly|run|r"
-    r"|planned|able|n|a|h|has|me|newest|named|oldest|few|found|listed|first|last"
+    r"|planned|able|n|a|h|c|classes|has|me|newest|named|oldest|few|found|listed|first|last"
     r"|database_identity)( |$)"
 )
 """Scans of arguments, of what a statement has made itself, of the few workers, of tables with one row, and of the first

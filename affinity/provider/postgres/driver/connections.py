@@ -602,7 +602,8 @@ class Connections:
     ) -> None:
         """``needs_sessions``: go to the direct URL. Without, all but LISTEN goes through a pooler, of any kind."""
         direct = None if needs_sessions else target.direct
-        self.target = target = target.with_sessions if needs_sessions else target
+        target = target.with_sessions if needs_sessions else target
+        self.target: Target = target
         sharing: Sharing = "refused" if needs_sessions else "allowed" if direct is None else "known"
         self.timeline: TimelineCheck = TimelineCheck(None)
         self._is_migrated = False  # before, the function of the check does not exist

@@ -11,16 +11,19 @@ from affinity_conformance.providers.fault_fixtures import Attempt, FaultFixtures
 PAUSE: Final = 10.0
 KEEP: Final = 86_400.0
 
+LATER: Final = PAUSE + LAG + 1
+"""Seconds until a count is due. No lock of the fixtures is a multiple of it, so none ends just behind a jump."""
+
 
 async def count_trends(fixtures: FaultFixtures) -> Attempt:
     """An instance counts once, however often the call is repeated."""
     name = fixtures.name("counted")
     clean = trends_of(fixtures.clean.provider)
     assert await fixtures.clean.provider.create_instance([new_instance(fixtures.name("i"), name=name)]) == [True]
-    await fixtures.cluster.advance(PAUSE + LAG)
+    await fixtures.cluster.advance(LATER)
 
     async def check(_: float) -> None:
-        await fixtures.cluster.advance(PAUSE + LAG)
+        await fixtures.cluster.advance(LATER)
         await clean.count_trends(pause=PAUSE, keep=KEEP)
         found = await clean.read_trends("orchestration", name, 60)
         assert [row.counts.started for row in found.rows if row.counts.started] == [1]
