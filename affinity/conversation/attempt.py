@@ -6,7 +6,7 @@ terminated, and the end of the conversation.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -22,7 +22,7 @@ from affinity.conversation.known_wakes import USER_INTERRUPT, delegation_of
 from affinity.conversation.lineage import LineageState
 from affinity.conversation.program import Alone, ChildrenDone, Delegation, Failure, WakeOutcome, WakeTask
 from affinity.conversation.reading import all_entries
-from affinity.conversation.run_rows import rows_of_runs
+from affinity.conversation.run_rows import OF_RUN, rows_of_runs
 from affinity.conversation.stream import Streams
 from affinity.conversation.trace import CANCELLED, WAKE_SPAN, Trace
 from affinity.conversation.wake import Wake
@@ -138,8 +138,15 @@ class Attempt(Generic[S]):
         is_interrupted = any(item.kind == USER_INTERRUPT for item in self.work.inputs)
         self.writing.run_steps = rows_of_runs(self.work.steps, self.task["wake"] if is_interrupted else None)
         if self.alone is not None:
-            wake = self.alone["wake"]
-            self.writing.kept_steps += [row for row in self.work.steps if row.wake_id == wake and is_of_step(row)]
+            self.writing.kept_steps += self._steps_before(self.alone["wake"])
+
+    def _steps_before(self, together: str) -> Iterable[j.Step]:
+        """Return the rows of the steps of earlier wakes, one for each key: that of the wake which has failed with
+        several inputs, ``together``, or else of a wake before it, which had them too.
+        """
+        mine = {self.task["wake"], OF_RUN}
+        rows = [row for row in self.work.steps if row.wake_id not in mine and is_of_step(row)]
+        return {row.key: row for row in sorted(rows, key=lambda row: row.wake_id == together)}.values()
 
     def _store(self) -> SessionStore:
         assert self.ctx.session_store is not None

@@ -150,9 +150,11 @@ class WakeSteps:
         steps = [step for step in parts.writing.work.steps if not (is_kept(step) or step.key == GIVEN)]
         steps = [step for step in steps if step.wake_id != OF_RUN]
         # Earlier wakes that were cancelled or have failed had the same inputs: what they have begun once counts.
-        self._before = {step.key: step for step in steps if step.wake_id != parts.wake_id and step.key != PART}
+        before = [step for step in steps if step.wake_id != parts.wake_id and step.key != PART]
+        before.sort(key=lambda step: step.wake_id == parts.tried_with)  # its rows count, where others have the same key
+        self._before = {step.key: step for step in before}
         self._done = parts.writing.run_steps | {step.key: step for step in steps if step.wake_id == parts.wake_id}
-        self._others = _StepsOfOthers(parts.tried_with, self._before, self._writing)
+        self._others = _StepsOfOthers(self._before, self._writing, is_used=parts.tried_with is not None)
         self.has_parts: bool = PART in self._done
         """True if earlier attempts of the wake have committed entries."""
         self._size = sum([len(step.result or "") for step in self._done.values()])
@@ -530,17 +532,18 @@ _running_step: Final[ContextVar[_RunningStep | None]] = ContextVar("affinity.con
 
 
 class _StepsOfOthers:
-    """The steps of a wake that has failed with several inputs, for a later wake that has one of them.
+    """The steps of earlier wakes that had several inputs, for a later wake that has one of them: of the one that has
+    failed with them, and of wakes before it that were cancelled, or have failed before a reset.
 
     A step that was done there is not done again. One without a key has another ordinal there, which counts the steps of
     the other inputs: the first that is left is taken. The others stay for the wakes of these.
     """
 
-    def __init__(self, wake_id: str | None, before: dict[str, Step], writing: WakeWriting) -> None:
-        self._is_used = wake_id is not None
+    def __init__(self, before: dict[str, Step], writing: WakeWriting, *, is_used: bool) -> None:
+        self._is_used = is_used
         self._before, self._writing = before, writing
         self._by_place: dict[tuple[str, str, int], list[Step]] = {}
-        for step in [earlier for earlier in before.values() if earlier.wake_id == wake_id]:
+        for step in [*before.values()] if is_used else ():
             match from_json(step.key):
                 case [*_, str(name), str(arguments), int(number)]:
                     self._by_place.setdefault((name, arguments, number), []).append(before.pop(step.key))

@@ -184,6 +184,36 @@ async def test_a_step_that_was_done_with_the_others_is_not_done_again(url: str, 
         assert runs.count("declined") == 1
 
 
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_a_step_that_was_done_before_a_reset_is_not_done_again(url: str, by_key: bool) -> None:
+    """The wake behind the reset finds it, and so do those that try its inputs one by one."""
+    runs: list[str] = []
+
+    class Charging(Gate):
+        async def take(self, wake: Wake, chat: Chat, text: str) -> None:
+            if text.startswith("pay"):
+                paid = await wake.step("charge", charge, key=text if by_key else None, repeat="never")
+                wake.append(AgentMessage(paid))
+            await super().take(wake, chat, text)
+
+    async def charge() -> str:
+        runs.append(f"paid in run {len(runs) + 1}")
+        return runs[-1]
+
+    gate = Charging()
+    async with stage(url, gate.handle, retry=RetryPolicy(max_attempts=2, initial_interval=0.5)) as on:
+        numbers = await _send_together(on, gate, ["a", "pay 1", "pay 2", "bad"])
+        await until(partial(_has_failed, on))
+        await on.client.reset("c", to_event=len(await on.client.history("c")))
+        ends = await _ends(on, numbers)
+    assert [ends[0], ends[3]] == ["re: a", "cannot read bad"]
+    assert runs == ["paid in run 1", "paid in run 2"]
+
+
+async def _has_failed(on: Stage) -> bool:
+    return "rescheduling" in [getattr(each.event, "status", "") for each in await on.talk().history()]
+
+
 async def test_a_revisit_that_is_bad_leaves_the_inputs_alone(url: str) -> None:
     class Revisiting(Gate):
         async def begin(self, wake: Wake) -> None:
