@@ -224,7 +224,8 @@ async def test_a_server_of_its_own(age: str) -> None:
 @needs_pgbouncer
 @pytest.mark.slow
 async def test_a_standby_behind_a_pooler(tmp_path: Path) -> None:
-    """Nothing shows there that a session is the connection's own."""
+    """Nothing shows there that a session is the connection's own. A client does not read from it."""
+    (tmp_path / "shared").mkdir()
     with ExitStack() as stack:
         server = stack.enter_context(next(programs()).open())
         assert isinstance(server, LocalServer)
@@ -233,6 +234,11 @@ async def test_a_standby_behind_a_pooler(tmp_path: Path) -> None:
         assert levels(await found(url)) == {"pooler": "error", "primary": "error", "listen": "warning"}
         with pytest.raises(ReadOnly, match="25006"):
             await inspect_schema(url)
+        shared = stack.enter_context(pooler(tmp_path / "shared", standby.url(), mode="transaction"))
+        for each in (url, shared):
+            with pytest.raises(ReadOnly):
+                async with Client(each):
+                    pass
 
 
 async def test_a_server_that_cannot_be_reached() -> None:
