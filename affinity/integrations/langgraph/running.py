@@ -7,6 +7,8 @@ and up to which entry of the journal the graph has been given the inputs (``affi
   attempt that follows on a crash repeats the tasks of one super-step at most, and of those only the unfinished ones.
 * An interrupt becomes a request of a `WakeRun`, which has the same id in all wakes in which it goes on. The request is
   named after the interrupt and the number of answers that its task has had: a task that asks twice asks two requests.
+  A task that has failed behind an answer looks in its thread as if it asked once more. So one that has had answers, and
+  whose request is not in the journal, runs first.
 * What has arrived while a run waits is given to the next run.
 """
 
@@ -167,8 +169,11 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
                     return values
                 await runner.drive(given, run.id, read)
             while (asked := await runner.waiting()) is not None:
-                _withdraw_others(wake, asked)
-                answers = await _ask(run, asked, to_request, expires_in)
+                answers: dict[str, Any] = {}
+                if not has_begun or await _have_asked(wake, asked, read):
+                    _withdraw_others(wake, asked)
+                    answers = await _ask(run, asked, to_request, expires_in)
+                has_begun = False
                 await runner.drive(Command(resume=answers) if answers else None, run.id, read)
             _withdraw_others(wake, {})
             values = await runner.values()
@@ -285,16 +290,20 @@ class _Runner:
     async def waiting(self) -> dict[str, tuple[Interrupt, int]] | None:
         """Return the interrupts that wait, as `asked`; none: the graph can go on. None: it has ended.
 
+        A super-step whose tasks have all ended, and on which no checkpoint has followed yet, has no ``next``: it has
+        tasks.
+
         Raises:
             InvalidOptions: it has stopped twice at the same place without an interrupt.
         """
         state = await self._graph.aget_state(self._thread, subgraphs=True)
         asked = await self.asked(state)
-        if not asked and not state.next:
+        if not state.tasks:
             return None
         place = None if asked else state.config["configurable"].get("checkpoint_id")
         if place is not None and place == self._stopped_at:
-            raise InvalidOptions(f"the graph stops at {', '.join(state.next)} without interrupt(), and does not go on")
+            names = ", ".join(sorted({task.name for task in state.tasks}))
+            raise InvalidOptions(f"the graph stops at {names} without interrupt(), and does not go on")
         self._stopped_at = place
         return asked
 
@@ -378,13 +387,27 @@ async def _ask(
     return answers
 
 
+async def _have_asked(wake: Wake, asked: Mapping[str, tuple[Interrupt, int]], read: int | None) -> bool:
+    """Return whether those that have had answers have asked again, and not failed: the journal has their requests."""
+    keys = {_key_of(interrupt_id, number) for interrupt_id, (_, number) in asked.items() if number}
+    keys -= {_call_key(request.event) for request in wake.requests}
+    while keys and (entries := await wake.history(after=read, limit=_PAGE)):
+        keys -= {_call_key(each.event) for each in entries}
+        read = entries[-1].seq
+    return not keys
+
+
+def _call_key(event: JournalEvent) -> str:
+    return str(getattr(event, "call_key", ""))
+
+
 def _withdraw_others(wake: Wake, asked: Mapping[str, tuple[Interrupt, int]]) -> None:
     """Withdraw the requests of interrupts that no longer wait: a program has changed the thread since, such as by
     ``update_state``.
     """
     keys = {_key_of(interrupt_id, number) for interrupt_id, (_, number) in asked.items()}
     for request in wake.requests:
-        key = str(getattr(request.event, "call_key", ""))
+        key = _call_key(request.event)
         if key.startswith(KEY) and key not in keys:
             wake.withdraw(request.request_id)
 

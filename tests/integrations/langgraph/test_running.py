@@ -124,6 +124,32 @@ async def test_a_node_that_fails_runs_again_and_those_before_it_do_not(url: str,
         await anyio.to_thread.run_sync(line, graph, talk.conversation_id)
 
 
+@pytest.mark.parametrize("step", [0, 1, 2])
+async def test_a_run_goes_on_at_a_super_step_without_its_checkpoint(
+    url: str, saver: AffinitySaver, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """A worker may end between the results of all tasks, which are stored, and the checkpoint behind them."""
+    runs, lost, put = Counter[str](), list[int](), saver.aput
+
+    async def put_but_once(config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        if metadata["step"] == step and not lost:
+            lost.append(step)
+            raise ConnectionError("killed")
+        return await put(config, checkpoint, metadata, new_versions)
+
+    def counts(name: str) -> Any:
+        async def node(state: Log) -> Log:
+            runs[name] += 1
+            return {"said": [name]}
+
+        return node
+
+    monkeypatch.setattr(saver, "aput", put_but_once)
+    async with talking(url, chain(saver, first=counts("first"), second=counts("second")), **LOG) as talk:
+        assert await ask(talk, "in") == "in first second"
+    assert (lost, runs) == ([step], {"first": 1, "second": 1})
+
+
 async def test_an_interrupt_is_a_request_and_its_answer_resumes(url: str, saver: AffinitySaver) -> None:
     """A node that asks the same twice asks two requests."""
     runs: Counter[str] = Counter()
@@ -146,6 +172,27 @@ async def test_an_interrupt_is_a_request_and_its_answer_resumes(url: str, saver:
         assert await answer(talk, result=2) == "in first 1 2"
         assert await talk.requests() == []
         assert runs == {"first": 1, "asks": 3}
+
+
+@pytest.mark.parametrize("asks", [1, 2])
+async def test_a_node_that_fails_behind_an_answer_asks_no_more(url: str, saver: AffinitySaver, asks: int) -> None:
+    """Its next attempt has the answers. A later question is asked once too, and the node does not run for that."""
+    runs: Counter[str] = Counter()
+
+    async def pays(state: Log) -> Log:
+        runs["begun"] += 1
+        answers = [str(interrupt("how many?")) for _ in range(asks)]
+        runs["paid"] += 1
+        if runs["paid"] == 1:
+            raise ConnectionError("429")
+        return {"said": answers}
+
+    async with talking(url, chain(saver, pays=pays), **LOG) as talk:
+        assert await ask(talk, "in") == ""
+        said = [await answer(talk, result=number) for number in range(asks)]
+        assert said[-1] == " ".join(["in", "0", "1"][: 1 + asks])
+        assert len(await talk.history(kinds=[CustomToolUse])) == asks
+    assert runs == {"begun": asks + 2, "paid": 2}
 
 
 async def test_interrupts_of_parallel_nodes_wait_together(url: str, saver: AffinitySaver) -> None:

@@ -20,4 +20,9 @@ if find_spec("pydantic_ai") is not None:
 
     _AREAS.append(PLUGS)
 
+if find_spec("langgraph") is not None:
+    from tests.programs.areas.graphs import GRAPHS
+
+    _AREAS.append(GRAPHS)
+
 AREAS: Final[Mapping[str, AnyArea]] = {each.name: each for each in _AREAS}
