@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final
 
 import anyio
 from anyio import to_thread
 
 from affinity import RuntimeOptions, migrate
-from affinity.errors import ProviderError
 from affinity.provider.contract import Provider
 from affinity.provider.timeline import Timeline
 from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
 from tests.programs.__main__ import Look
+from tests.programs.gate import Gate, open_gated
 from tests.programs.program import Fault, Options, Program
 from tests.programs.run import run
 from tests.servers.patroni import Cluster
@@ -37,74 +36,6 @@ TEMPLATE: Final = "programs"
 REST: Final = 1.0
 """Seconds between two failovers."""
 
-LOOK: Final = 0.005
-"""Seconds between two looks at a gate."""
-
-
-class Gate:
-    """Calls of clients, which are made in several event loops."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_shut = False
-        self._inside = 0
-        self.openings = 0
-
-    async def enter(self) -> int:
-        """The number of times that it was opened, as soon as it is open."""
-        while True:
-            with self._lock:
-                if not self._is_shut:
-                    self._inside += 1
-                    return self.openings
-            await anyio.sleep(LOOK)
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-
-    @asynccontextmanager
-    async def shut(self) -> AsyncIterator[None]:
-        """Within it there is no call."""
-        with self._lock:
-            self._is_shut = True
-        while self._inside:
-            await anyio.sleep(LOOK)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_shut = False
-                self.openings += 1
-
-
-class _Gated:
-    """Forwards everything. Each coroutine method passes the gate; behind a failover, over a connection that works."""
-
-    def __init__(self, observed: Any, gate: Gate, ping: Callable[[], Any], seen: list[int]) -> None:
-        self._observed, self._gate, self._ping, self._seen = observed, gate, ping, seen
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._observed, name)
-        if name == "states":
-            return _Gated(found, self._gate, self._ping, self._seen)
-        if not asyncio.iscoroutinefunction(found) or name == "aclose":
-            return found
-
-        @wraps(found)
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            openings = await self._gate.enter()
-            try:
-                while self._seen[0] != openings:
-                    with suppress(ProviderError):
-                        await self._ping()
-                        self._seen[0] = openings
-                return await found(*args, **kwargs)
-            finally:
-                self._gate.leave()
-
-        return call
-
 
 class _Database(PostgresDatabase):
     """One program's, which goes with the cluster."""
@@ -114,11 +45,9 @@ class _Database(PostgresDatabase):
     async def open(
         self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
     ) -> Provider:
-        provider = await super().open(timeline, one_connection=one_connection, as_client=as_client)
-        if timeline is not None:
-            return provider
-        gated = _Gated(provider, self.gate, provider.read_identity, [self.gate.openings])
-        return cast("Provider", gated)
+        opening = partial(super().open, timeline, one_connection=one_connection, as_client=as_client)
+        is_of_client = one_connection and timeline is None
+        return await (open_gated(opening, self.gate) if is_of_client else opening())
 
     async def aclose(self) -> None:
         await self._connection.close()
@@ -151,8 +80,8 @@ class Failing:
         return database
 
     @asynccontextmanager
-    async def failovers(self) -> AsyncIterator[None]:
-        """One behind the other within it; the cluster is whole at its end."""
+    async def faults(self) -> AsyncIterator[None]:
+        """Failovers, one behind the other; the cluster is whole at its end."""
         is_over = False
 
         async def fail_over() -> None:
@@ -197,7 +126,7 @@ class FailoverLook(Look):
         options = _Patient(**vars(program.options))
         faults = program.faults or (Fault(1),)  # judged as one with faults
         over = replace(program, options=options, faults=faults)
-        runner.run(run(over, self._failing, self._totals, beside=self._failing.failovers))
+        runner.run(run(over, self._failing, self._totals))
 
     def report(self) -> str:
         return f"{super().report()}, {self._failing.done} failovers"

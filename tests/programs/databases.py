@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, Protocol
+from urllib.parse import quote
 
+import anyio
 import anyio.to_thread
 
 from affinity import migrate
-from affinity.provider.postgres.driver.connections import connect
+from affinity.provider.contract import Provider
 from affinity.provider.postgres.driver.target import Target
-from affinity.testing.env.postgres import SETTINGS, PostgresDatabase
+from affinity.provider.timeline import Timeline
+from affinity.testing.env.postgres import PostgresDatabase
 from affinity.testing.env.waiting import EnvDatabase
+from tests.programs.gate import Gate, open_gated
 from tests.servers import PostgresServer
+from tests.servers.pgbouncer import HOSTILE, PgBouncer
 from tests.support.waiting import run_on_a_thread
 
 
@@ -20,6 +32,10 @@ class Databases(Protocol):
 
     async def create(self) -> EnvDatabase:
         """A new one."""
+        ...
+
+    def faults(self) -> AbstractAsyncContextManager[None]:
+        """What happens to the newest one while its clients play."""
         ...
 
 
@@ -33,20 +49,126 @@ class Copies:
 
     async def create(self) -> EnvDatabase:
         """A new one."""
-        name = await anyio.to_thread.run_sync(self._server.create_database, self._template)
-        url = self._server.url(name)
-        target = Target.parse(url)
-        connection = await connect(target, target.connect("affinity env", SETTINGS))
-        database = _Copy(url, target.schema, connection)
-        database.server, database.name = self._server, name
+        database = _Copy(url := await self._copy(), "affinity", await _Copy._connect(url))
+        database.server = self._server
         await database.begin()
         return database
+
+    async def _copy(self) -> str:
+        """The URL of a new database."""
+        name = await anyio.to_thread.run_sync(self._server.create_database, self._template)
+        return self._server.url(name)
+
+    def faults(self) -> AbstractAsyncContextManager[None]:
+        """None."""
+        return nullcontext()
 
 
 class _Copy(PostgresDatabase):
     server: PostgresServer
-    name: str
 
     async def aclose(self) -> None:
         await self._connection.close()
-        await anyio.to_thread.run_sync(self.server.drop_database, self.name)
+        name = Target.parse(self.url).with_sessions.conninfo["dbname"]
+        await anyio.to_thread.run_sync(self.server.drop_database, name)
+
+
+class Pooled(Copies):
+    """As `Copies`; clients reach each through a PgBouncer in transaction mode, and workers go past it."""
+
+    SESSIONS: Final = 3
+    """Of the server, with settings of a stranger; each transaction has the next one."""
+
+    REST: Final = 0.1
+    """Seconds between two faults."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__(server)
+        self._faults = cycle(_FAULTS)
+        self.done = 0
+        """Faults of poolers so far."""
+
+    async def create(self) -> EnvDatabase:
+        """A new one, behind a pooler of its own."""
+        folder = TemporaryDirectory()
+        direct = await self._copy()
+        self._newest = bouncer = PgBouncer(
+            Path(folder.name),
+            direct,
+            mode="transaction",
+            query="; ".join(HOSTILE),
+            min_pool_size=self.SESSIONS,
+            server_round_robin=1,
+            server_login_retry=0,
+        )
+        url = f"{bouncer.url}?direct={quote(direct, safe='')}"
+        self._gate = Gate()
+        database = _Pooled(url, "affinity", await _Pooled._connect(url))
+        database.server, database.bouncer, database.folder, database.gate = self._server, bouncer, folder, self._gate
+        await anyio.to_thread.run_sync(bouncer.start)
+        await database.begin()
+        return database
+
+    @asynccontextmanager
+    async def faults(self) -> AsyncIterator[None]:
+        """The pooler connects to the server anew, stands still, ends the connections of its clients, and is killed,
+        again and again. Of the first two a client sees nothing.
+        """
+        is_over = False
+
+        async def fail() -> None:
+            for fault in self._faults:
+                await anyio.sleep(self.REST)
+                if is_over:
+                    return
+                with anyio.CancelScope(shield=True):
+                    async with nullcontext() if fault in _HIDDEN else self._gate.shut():
+                        await anyio.to_thread.run_sync(fault, self._newest)
+                self.done += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            yield
+            is_over = True
+
+
+def _reconnect(bouncer: PgBouncer) -> None:
+    bouncer.command("RECONNECT")
+
+
+def _stand_still(bouncer: PgBouncer) -> None:
+    bouncer.pause()
+    time.sleep(0.05)
+    bouncer.resume()
+
+
+def _disconnect(bouncer: PgBouncer) -> None:
+    bouncer.command(f"KILL {bouncer.name}")
+    bouncer.command(f"RESUME {bouncer.name}")
+
+
+def _restart(bouncer: PgBouncer) -> None:
+    bouncer.kill()
+    bouncer.start()
+
+
+_HIDDEN: Final = (_reconnect, _stand_still)
+_FAULTS: Final = (*_HIDDEN, _disconnect, *_HIDDEN, _restart)
+
+
+class _Pooled(_Copy):
+    bouncer: PgBouncer
+    folder: TemporaryDirectory[str]
+    gate: Gate
+
+    async def open(
+        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
+    ) -> Provider:
+        opening = partial(super().open, timeline, one_connection=one_connection, as_client=as_client)
+        is_of_client = one_connection and timeline is None
+        return await (open_gated(opening, self.gate) if is_of_client else opening())
+
+    async def aclose(self) -> None:
+        self.bouncer.kill()
+        self.folder.cleanup()
+        await super().aclose()

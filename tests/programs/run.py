@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -64,7 +64,6 @@ async def run(
     size: Size = "any",
     codec: PayloadCodec | None = None,
     blobs: Blobs | None = None,
-    beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
 ) -> None:
     """Run a program with its faults; then let everything go on, and check it.
 
@@ -76,7 +75,6 @@ async def run(
         size: how long it may take.
         codec: encodes all payloads; not with ``processes``.
         blobs: keep large payloads; not with ``processes``.
-        beside: what happens to the database while the clients play.
 
     Raises:
         AssertionError: a rule is broken.
@@ -84,7 +82,9 @@ async def run(
     totals = Totals() if totals is None else totals
     with traced() if program.traced else nullcontext() as spans, payments.used():
         async with _env(program, where, codec, blobs, processes=processes) as env:
-            await _run(env, program, totals, size, beside)
+            await _run(
+                env, program, totals, size, nullcontext if where is None or isinstance(where, str) else where.faults
+            )
             assert payments.paid_twice() == []
     if spans is not None:
         _check_spans(spans.get_finished_spans())
@@ -95,7 +95,7 @@ async def _run(
     program: Program,
     totals: Totals,
     size: Size,
-    beside: Callable[[], AbstractAsyncContextManager[None]],
+    outside: Callable[[], AbstractAsyncContextManager[None]],
 ) -> None:
     play = Play(env, calls_of(env.client), has_faults=bool(program.faults or program.rollout), size=size)
     play.calls.on_repeated = play.tick_often
@@ -104,10 +104,11 @@ async def _run(
     env._traffic.on_commit = faults.on_commit
     try:
         with anyio.fail_after(PATIENCE[size]), used(play.calls), _user(env, program), _headers(program):
-            async with beside():
-                seen = await _play(play, program)
-            faults.end()
-            with env.freeze():  # calls of clients may wait for what never happens
+            with ExitStack() as frozen:
+                async with outside():
+                    seen = await _play(play, program)
+                    frozen.enter_context(env.freeze())  # calls of clients may wait for what never happens
+                faults.end()
                 await play.end()
                 await env.run_until_idle()
                 await rollouts.go_on(play, program.rollout)

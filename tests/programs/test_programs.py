@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final, get_args
 from unittest.mock import AsyncMock
@@ -28,21 +29,26 @@ from affinity.errors import ConversationExists
 from affinity.orchestration import codec
 from affinity.orchestration.engine import Execution
 from affinity.testing import Env
+from affinity.testing.env.environment import GRACE_SECONDS
+from affinity.testing.env.sqlite import SqliteDatabase
+from affinity.testing.env.waiting import EnvDatabase
 from tests.conftest import Servers
 from tests.programs import calls
 from tests.programs.__main__ import Look, lines, main
+from tests.programs.acts import Ask
 from tests.programs.areas import AREAS
 from tests.programs.areas.agents import AgentsPart, Call, Turn
 from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.areas.conversations.script import FOR_GOOD, ConversationScript, Op
 from tests.programs.areas.orchestrations import OrchestrationsPart
-from tests.programs.bodies import Carry, Job, SetLabels
-from tests.programs.databases import Copies
+from tests.programs.bodies import Carry, Job, SetLabels, Wait
+from tests.programs.databases import Copies, Pooled
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.play import Play
 from tests.programs.program import Options, Program, Size
 from tests.programs.run import run
 from tests.programs.values import KINDS, Part
+from tests.servers.pgbouncer import PROGRAM
 
 
 @pytest.mark.slow
@@ -57,6 +63,36 @@ def test_some_programs_on_postgres(servers: Servers) -> None:
     look = Look(Copies(servers.server("old")), list(AREAS))
     look.run(1, 1, None)
     assert "1 programs" in look.report()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(PROGRAM is None, reason="this machine has no program pgbouncer")
+def test_some_programs_through_a_pooler(servers: Servers) -> None:
+    """Clients go through PgBouncer in transaction mode, which fails; workers go past it."""
+    pooled = Pooled(servers.server("old"))
+    look = Look(pooled, list(AREAS), size="small")
+    look.run(1, 3, None)
+    assert "3 programs" in look.report()
+    assert pooled.done > 0
+
+
+class _EndsLate:
+    """Databases whose faults end long after the clients of a program have."""
+
+    async def create(self) -> EnvDatabase:
+        return await SqliteDatabase.create()
+
+    @asynccontextmanager
+    async def faults(self) -> AsyncIterator[None]:
+        yield
+        await anyio.sleep(4 * GRACE_SECONDS)
+
+
+async def test_a_call_that_waits_until_the_faults_end_is_no_failure() -> None:
+    """Nothing is due, and nobody moves the clock."""
+    part = OrchestrationsPart((Job((Wait(),)),), ((Ask(),),))
+    await run(Program({"orchestrations": part}), _EndsLate())
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ from affinity.provider.contract import InstanceFilter, NewInstance, PlannedMove
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.postgres.driver import poolers
 from affinity.provider.timeline import Timeline
-from tests.servers.pgbouncer import IGNORES, PROGRAM, REFUSES, pooler
+from affinity.testing import Env
+from tests.servers.pgbouncer import HOSTILE, IGNORES, PROGRAM, REFUSES, PgBouncer, pooler
 from tests.servers.programs import LocalServer, programs
 from tests.servers.proxy import proxy
 from tests.support import smoke
@@ -48,6 +49,12 @@ app = App("through")
 async def echo(ctx: OrchestrationContext, text: str) -> str:
     told = await ctx.schedule_wait("told", str)
     return f"{text} {told}"
+
+
+@app.orchestration
+async def naps(ctx: OrchestrationContext) -> str:
+    await ctx.schedule_timer(3600)
+    return "rested"
 
 
 @pytest.fixture
@@ -82,6 +89,16 @@ async def test_one_url_serves_workers_and_clients(postgres_migrated: str, tmp_pa
     ignored, query = WAYS[way]
     with pooler(tmp_path, postgres_migrated, mode=mode, ignored=ignored, query=query) as url:
         await smoke.smoke(with_direct(url, postgres_migrated))
+
+
+async def test_an_env_moves_the_clock_past_the_pooler(postgres_database: str, tmp_path: Path) -> None:
+    """Its client goes through, and its workers do not."""
+    with pooler(tmp_path, postgres_database, mode="transaction") as url:
+        async with Env(app, url=with_direct(url, postgres_database)) as env:
+            handle = await env.client.start(naps)
+            assert await handle.wait() == "rested"
+            assert env.now() - env.started >= timedelta(hours=1)
+            assert env._own.connections.fetch._protocol.is_shared  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -155,6 +172,18 @@ async def test_times_are_utc(postgres_migrated: str, tmp_path: Path) -> None:
     assert found.created_at.utcoffset() == timedelta(0)
 
 
+async def test_a_pooler_that_is_killed_and_started_again(postgres_migrated: str, tmp_path: Path) -> None:
+    """The call that meets it is lost, as on a direct connection; the next ones connect again."""
+    with PgBouncer(tmp_path, postgres_migrated, mode="transaction") as bouncer:
+        async with aclosing(await opened(bouncer.url)) as provider:
+            for call in (provider.connections.quick.run, provider.connections.misc.run_once):
+                bouncer.kill()
+                with pytest.raises(ConnectionLost):
+                    await call("SELECT 1")
+                bouncer.start()
+                assert await call("SELECT 1") == [(1,)]
+
+
 async def test_a_slow_call_is_not_taken_for_a_lost_one(pooled: str) -> None:
     """No session of the server belongs to a client, so none is asked about."""
     async with aclosing(await PostgresProvider.open(pooled, one_connection=True, probe_after=0.1)) as provider:
@@ -163,17 +192,6 @@ async def test_a_slow_call_is_not_taken_for_a_lost_one(pooled: str) -> None:
 
 
 # --- no cross-talk ----------------------------------------------------------------------------------------------------
-
-HOSTILE: Final = (
-    "SET search_path = public",
-    "SET plan_cache_mode = force_custom_plan",
-    "SET default_transaction_read_only = on",
-    "SET default_transaction_isolation = serializable",
-    "SET session_replication_role = replica",
-    "SET bytea_output = escape",
-    "SET row_security = off",
-)
-"""What a client that shares the sessions may leave behind."""
 
 
 async def test_settings_do_not_leak(pooled: str) -> None:

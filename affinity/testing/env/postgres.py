@@ -156,7 +156,7 @@ class PostgresDatabase:
 
     @staticmethod
     async def _connect(url: str) -> AsyncConnection[TupleRow]:
-        target = Target.parse(url)
+        target = Target.parse(url).with_sessions
         return await connect(target, target.connect("affinity env", SETTINGS))
 
     async def keep(self) -> None:

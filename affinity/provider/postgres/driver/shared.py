@@ -199,7 +199,8 @@ class SharedProtocol(WireProtocol):
             if settled.error_field(DiagnosticField.SQLSTATE) == _DIVISION_BY_ZERO:
                 raise _OtherServer("the pooler changes between servers")
         rows = super()._rows()
-        ((_, self._server, _),) = rows[len(_BEGIN)]
+        if len(rows) > len(_BEGIN):  # else the connection broke before
+            ((_, self._server, _),) = rows[len(_BEGIN)]
         return rows[len(_BEGIN) + 1 :]
 
     def _came_first(self, rows: list[list[Row]]) -> None:
