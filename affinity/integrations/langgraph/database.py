@@ -7,6 +7,7 @@ form, awaited, and both run the same statements.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sqlite3
 import threading
@@ -19,7 +20,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal, LiteralString, ParamSpec, Protocol, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from affinity.errors import (
     AccessDenied,
@@ -229,8 +230,22 @@ def opener(url: str) -> Callable[[], _Driver]:
     if (path := sqlite_path(url)) is not None:
         return lambda: _Sqlite(path)
     if urlsplit(url).scheme in {"postgresql", "postgres"}:
-        return lambda: _Postgres(url)
+        direct = _direct_url(url)
+        return lambda: _Postgres(direct)
     raise InvalidUrl("the database of threads is postgresql://… or sqlite:///…")
+
+
+def _direct_url(url: str) -> str:
+    """The URL for libpq, of one for workers and clients: past a pooler, as workers connect, and without ``schema=``."""
+    plain, _, query = url.partition("?")
+    words = [word for word in query.split("&") if word]
+    given = dict(word.split("=", 1) for word in words if word.startswith(("direct=", "schema=")))
+    if "direct" in given:
+        return _direct_url(unquote(given["direct"]))
+    if url == os.environ.get("AFFINITY_URL") and (direct := os.environ.get("AFFINITY_DIRECT_URL")):
+        return _direct_url(direct)
+    rest = "&".join(word for word in words if not word.startswith("schema="))
+    return f"{plain}?{rest}" if rest else plain
 
 
 class _Sqlite:

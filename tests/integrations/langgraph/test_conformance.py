@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
@@ -223,3 +224,18 @@ def test_a_database_that_is_not_there_is_an_error_of_a_provider(tmp_path: Path) 
     for place in (f"sqlite:///{tmp_path / 'missing' / 'x.db'}", "postgresql://u@127.0.0.1:9/x"):
         with AffinitySaver(place) as saver, pytest.raises(ConnectionLost):
             saver.get_tuple(generate_config("t"))
+
+
+def test_the_url_of_workers_leads_past_a_pooler(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose sessions would lose settings and prepared statements; ``schema=`` is affinity's."""
+    server = servers.server("new")
+    name = server.create_database()
+    direct, pooler = server.url(name), "postgresql://u@127.0.0.1:9/x"
+    quoted = f"{pooler}?connect_timeout=2&direct={quote(f'{direct}?schema=other', safe='')}&schema=other"
+    for number, place in enumerate((quoted, f"{direct}?schema=other", pooler)):
+        monkeypatch.setenv("AFFINITY_URL", pooler)
+        monkeypatch.setenv("AFFINITY_DIRECT_URL", f"{direct}?application_name=threads")
+        with AffinitySaver(place) as saver:
+            found = put(saver, f"t{number}")
+            assert found in ids(list(saver.list(None)))
+    server.drop_database(name)
