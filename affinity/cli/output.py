@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ _IDS: Final = frozenset(
         "KEY",
         "LIMIT",
         "MOVES TO",
+        "NEXT",
         "OWNER",
         "PARENT",
         "REQUEST",
@@ -33,7 +35,7 @@ _IDS: Final = frozenset(
         "WORKER",
     ]
 )
-"""Columns with arguments of other commands: their values are never cut."""
+"""Columns with other commands, or arguments of them: their values are never cut."""
 
 _CELL: Final = 100
 """Characters of any other value in a table; ``--json`` shows all of it."""
@@ -130,6 +132,15 @@ def printable(value: object) -> str:
         return relative(value)
     text = str(value)
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def argument(text: str) -> str:
+    """An id as the last argument of a command that a person copies into a shell."""
+    if printable(text) == text:
+        quoted = shlex.quote(text)
+    else:  # bash, zsh and ksh read these escapes
+        quoted = "$'" + "".join(c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08x}" for c in text) + "'"
+    return f"-- {quoted}" if text.startswith("-") else quoted
 
 
 def relative(time: datetime) -> str:

@@ -62,14 +62,16 @@ class FailureCalls(ClientBase):
         error_type: str | None = None,
         text: str | None = None,
     ) -> Pages[FailureRecord]:
-        """List failures of the last time, newest first: failed attempts of activities, and failed orchestrations.
+        """List failures of the last time, newest first: failed attempts of activities, failed orchestrations, and
+        instances that are suspended, which stay until they go on, whatever ``seconds``. A wake of a conversation is an
+        attempt of the activity ``KIND.wake``.
 
         With ``text``, a page has the failures that fit among the next `limits.MAX_FAILURES_SEARCHED` ones. It may have
         none, and not be the last: no index has texts of errors. With a codec they are decoded here, and then compared.
 
         Args:
             seconds: how far back, at most a day.
-            kind: "activity" or "orchestration"; with its name.
+            kind: "activity", "orchestration" or "suspension"; with its name.
             name: of the activity or orchestration; with its kind.
             error_type: name of an exception class; with kind and name.
             text: stands in the text of the error; upper and lower case are the same.
@@ -111,8 +113,9 @@ class FailureCalls(ClientBase):
     async def failure_groups(
         self, *, seconds: float = 3600.0, limit: int = 50, most: int = SCRAPE_COUNT
     ) -> FailureGroups:
-        """Count the failures of the last time by activity or orchestration and class of the error: those with the most
-        first.
+        """Count the failures of the last time, and all instances that are suspended, by activity or orchestration and
+        class of the error: suspensions first, then those with the most failures. Each has the last one's error, and the
+        id of its instance.
 
         Args:
             seconds: how far back, at most a day.

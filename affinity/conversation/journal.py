@@ -472,6 +472,17 @@ class HomeLease(NamedTuple):
     epoch: int
 
 
+class WakeFailure(NamedTuple):
+    """The failure of an attempt of a wake, kept among those of the instance: see `FailureRecord`."""
+
+    execution_id: int
+    activity_id: int
+    attempt: int  # of the activity, which has had a result
+    name: str  # of the activity
+    error_type: str
+    error: str  # "ValueError: …", at most `limits.MAX_NOTED_ERROR_BYTES`
+
+
 @frozen(kw_only=True)
 class JournalWrite(CommitPart):
     """The additions of a wake to its journal, committed with the result of its activity.
@@ -506,6 +517,7 @@ class JournalWrite(CommitPart):
     attempt: int = 0  # of the wake: later parts of this attempt, or of lower ones, are ignored
     # How the attempt has ended: written as a `JournalWake`. A write with an end has an entry without an event id.
     end: WakeEnd | None = None
+    failure: WakeFailure | None = None  # with an end: the attempt has failed
     # The wake goes on after this write: the watermark stays, and ``processed`` is the number up to which the wake has
     # read. The attempt goes on too if ``attempt`` is a lower one. See `WorkAck.message`.
     is_part: bool = False

@@ -26,7 +26,15 @@ from affinity.conversation import events as ev
 from affinity.conversation.access import journals_in
 from affinity.conversation.admission import NO_GATE, waits_at
 from affinity.conversation.attempt import Attempt, Runnable
-from affinity.conversation.journal import Entry, JournalAccess, JournalAppend, JournalQuery, NewEntry, PendingWork
+from affinity.conversation.journal import (
+    Entry,
+    JournalAccess,
+    JournalAppend,
+    JournalQuery,
+    NewEntry,
+    PendingWork,
+    WakeFailure,
+)
 from affinity.conversation.kept_state import KeptState
 from affinity.conversation.kinds import terminate_message
 from affinity.conversation.known_wakes import (
@@ -61,7 +69,7 @@ from affinity.errors import (
 )
 from affinity.flow.charging import limits_in
 from affinity.headers import NO_HEADERS, enter_headers
-from affinity.limits import MAX_PAGE, MAX_REASON_BYTES, MAX_WAKE_ENTRIES, truncate
+from affinity.limits import MAX_NOTED_ERROR_BYTES, MAX_PAGE, MAX_REASON_BYTES, MAX_WAKE_ENTRIES, truncate
 from affinity.orchestration import ActivityContext
 from affinity.orchestration.signals import RetryAfter
 from affinity.records import raise_unreadable
@@ -445,6 +453,8 @@ class _HandlerAttempt(Attempt[S]):
         is_over = total is not None and self.elapsed > total
         self.ctx._withdraw(asked[0], retried=not is_over or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)
+        if is_over:
+            self._note_failure(asked[0])
         outcome = await self._close_trace(error_of(asked[0]), None if is_over else pause)
         return outcome if is_over else outcome | {"put_off": True}
 
@@ -475,4 +485,17 @@ class _HandlerAttempt(Attempt[S]):
         # The state may be staged already: the error may come from a step behind the handler.
         self.ctx._withdraw(error, retried=pause is not None or self.alone is not None or self._has_several)
         self.writing.discard(self.trace.entries)
+        self._note_failure(error)
         return await self._close_trace(error_of(error), pause)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Let the attempt be among the failures of the instance: its activity has a result, and does not fail."""
+        error_type, message = describe_error(error)
+        self.writing.failure = WakeFailure(
+            execution_id=self.ctx.execution_id,
+            activity_id=self.ctx.activity_id,
+            attempt=self.ctx.attempt,
+            name=self.ctx.name,
+            error_type=error_type,
+            error=truncate(f"{error_type}: {message}", MAX_NOTED_ERROR_BYTES),
+        )

@@ -85,6 +85,8 @@ class WakeWriting:
     """Entries that only the end of the wake may commit."""
     end: j.WakeEnd | None = None
     """The end of the attempt."""
+    failure: j.WakeFailure | None = None
+    """The failure of the handler, with the end."""
     is_over: bool = False
     """The wake has come to its end: its steps are no longer needed."""
     lost: BaseException | None = None
@@ -290,6 +292,7 @@ class WakeWriting:
             clear_stream=True,
             attempt=self.attempt,
             end=self.end,
+            failure=self.failure,
             clear_steps=self.is_over and (self.has_parts or bool(self.work.steps)),
             steps=[*self.kept_steps, *self.run_steps.values()] if self.is_over else (),
         )

@@ -31,7 +31,7 @@ from affinity.payloads.vault import Blobs, Vault
 from affinity.provider.contract import HistoryPage
 from affinity.records import UnreadableText, frozen
 
-_MESSAGE: Final = Encoded("text", name="suspension")
+_MESSAGE: Final = Encoded("text", name="last_error")
 
 
 @frozen()

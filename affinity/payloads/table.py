@@ -124,9 +124,9 @@ _KERNEL: Final = PayloadPart(
                 "error": Encoded("json", name="error"),
             },
         ),
-        c.Suspension: Record(fields={"message": Encoded("text", name="suspension")}),
+        c.Suspension: Record(fields={"message": Encoded("text", name="last_error")}),
         c.Suspend: Record(
-            scope="instance_id", fields={"message": Encoded("text", "suspensions.message", name="suspension")}
+            scope="instance_id", fields={"message": Encoded("text", "suspensions.message", name="last_error")}
         ),
         c.KeyState: Record(fields={"reply": Encoded("json", name="reply"), "error": Encoded("json", name="error")}),
         c.Turn: Record(
@@ -168,6 +168,7 @@ _KERNEL: Final = PayloadPart(
             scope="instance_id",
             fields={"error": Encoded("text", name="last_error"), "stack": Encoded("text", name="stack")},
         ),
+        c.FailureGroup: Record(scope="instance_id", fields={"error": Encoded("text", name="last_error")}),
         c.WorkItemInfo: Record(scope="key.instance_id", fields={"last_error": Encoded("text", name="last_error")}),
         SessionState: Record(
             scope="session_id", fields={"state": Encoded("bytes", "session_states.state", name="state")}
@@ -225,7 +226,8 @@ _KERNEL: Final = PayloadPart(
         "names and versions of code, and classes of errors": (
             "failures.error_type failures.name instances.name instances.version migrations.release parked_items.name "
             "resources.name "
-            "session_states.kind suspensions.code suspensions.error_type suspensions.tried worker_queue.name "
+            "session_states.kind suspensions.code suspensions.error_type suspensions.name suspensions.tried "
+            "worker_queue.name "
             "worker_queue.needs workers.app workers.code_version workers.interfaces workers.registered"
         ),
         "a text of affinity, encoded, which shows whether a codec has the keys": "database_identity.check_value",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache, partial
@@ -23,6 +23,8 @@ from affinity.provider.contract import (
     FailureFilter,
     FailureGroup,
     FailureGroups,
+    FailureKind,
+    FailurePlace,
     FailureRecord,
     FleetLoad,
     InstanceCounts,
@@ -148,20 +150,40 @@ def failure_row(turn: Turn, failure: NewFailure) -> Columns:
 def failure_conditions(where: FailureFilter) -> tuple[frozenset[str], dict[str, Any]]:
     """Return the parts of a listing's statement, and the values that they need."""
     given: dict[str, Any] = {}
-    parts = {name for name in ("error_type", "after") if getattr(where, name) is not None}
+    parts = set[str]()
     if where.kind is not None:
+        parts.add("name" if where.error_type is None else "error_type")
         given |= {"kind": where.kind, "name": where.name}
-    if "error_type" in parts:
+    if where.error_type is not None:
         given["error_type"] = where.error_type
     if where.after is not None:
+        parts.add("after")
         at, *place = where.after
         names = ("after_instance", "after_execution", "after_activity", "after_attempt")
         given |= {"at": at, **dict(zip(names, place, strict=True))}
     return frozenset(parts), given
 
 
+STATEMENTS_OF_FAILURES: Final[Mapping[FailureKind | None, Sequence[str]]] = {
+    None: ("list_failures", "list_suspended"),
+    "suspension": ("list_suspended",),
+}
+"""The statements of a listing by what is asked for; of all other kinds it is ``list_failures``."""
+
+
+def newest_failures(found: Iterable[FailureRecord], limit: int) -> list[FailureRecord]:
+    """Return the first failures of a listing, from the pages of its statements."""
+    return sorted(found, key=_failure_place, reverse=True)[:limit]
+
+
+def _failure_place(row: FailureRecord) -> FailurePlace:
+    return FailurePlace(row.failed_at, row.instance_id, row.execution_id, row.activity_id, row.attempt)
+
+
 def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, most: int, time: Time) -> FailureGroups:
-    """Return the groups that have failures, counted up to ``most``, from the columns of ``groups`` and ``measure``."""
+    """Return the groups that have failures, counted up to ``most``, from the columns of the groups of failures and of
+    suspensions.
+    """
     found = [
         FailureGroup(
             kind=kind,
@@ -172,12 +194,15 @@ def to_failure_groups(now: datetime, rows: Sequence[Columns], limit: int, most: 
             is_cut=number > most,
             first_at=time(first_at),
             last_at=time(last_at),
+            instance_id=instance_id,
+            error=error,
         )
-        for kind, name, error_type, number, instances, first_at, last_at in rows
+        for kind, name, error_type, number, instances, first_at, last_at, instance_id, error in rows
         if number
     ]
-    found.sort(key=lambda group: (group.count, group.last_at), reverse=True)
-    is_cut = len(found) > limit or len(rows) >= MAX_FAILURE_GROUPS
+    found.sort(key=lambda group: (group.kind == "suspension", group.count, group.last_at), reverse=True)
+    suspended = sum(kind == "suspension" for kind, *_ in rows)
+    is_cut = len(found) > limit or max(suspended, len(rows) - suspended) >= MAX_FAILURE_GROUPS
     return FailureGroups(now=now, groups=found[:limit], is_cut=is_cut)
 
 

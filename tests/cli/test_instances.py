@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import subprocess
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -254,11 +256,59 @@ def test_failures_are_shown_counted_and_searched(database: Path) -> None:
     groups = {each["name"]: (each["error_type"], each["count"]) for each in document("errors")["groups"]}
     assert groups == {"boil": ("ValueError", 1), "brew": ("OSError", 1)}
     assert "ValueError  boil  activity" in succeed("errors")
+    assert "no water  affinity show --stack t\n" in succeed("errors")
     of = document("errors", "boil", "--type", "ValueError")["failures"]
     assert [(each["instance_id"], each["attempt"], each["is_retried"]) for each in of] == [("t", 1, True)]
     assert [each["name"] for each in document("errors", "--text", "NO TEA", "--day")["failures"]] == ["brew"]
     assert document("errors", "brew", "--kind", "orchestration", "--text", "water")["failures"] == []
     refused(MISUSED, "errors", "--type", "ValueError")
+
+
+SUSPEND = (
+    "INSERT INTO suspensions (instance_id, name, execution_id, event_count, error_type, message, worker_id, code,"
+    " tried, needs_code, suspended_at) VALUES (?, 'brew', 1, 0, ?, 'no code', 'w', 'v1', '[]', 1, unixepoch() - 200000)"
+)
+FAIL = (
+    "INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried, error,"
+    " failed_at) VALUES (?, 1, 0, 0, ?, 'brew', ?, 0, 'OSError: no tea', unixepoch() - 60)"
+)
+
+
+def test_suspended_instances_are_counted_and_listed(database: Path) -> None:
+    """First, however long ago; with a page of their own for one class."""
+    for name in ("s", "t", "u"):
+        succeed("start", "brew", "--id", name)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE instances SET status = 'suspended' WHERE instance_id IN ('s', 't')")
+        connection.execute(SUSPEND, ("s", "Nondeterminism"))
+        connection.execute(SUSPEND, ("t", "UnknownOrchestration"))
+        connection.execute(FAIL, ("u", "orchestration", "OSError"))
+    groups = document("errors")["groups"]
+    assert [(each["kind"], each["instance_id"]) for each in groups[-1:]] == [("orchestration", "u")]
+    found = {(each["kind"], each["error_type"], each["count"], each["instance_id"]) for each in groups[:-1]}
+    assert found == {("suspension", "Nondeterminism", 1, "s"), ("suspension", "UnknownOrchestration", 1, "t")}
+    of = document("errors", "brew", "--kind", "suspension", "--type", "Nondeterminism")["failures"]
+    assert [(each["instance_id"], each["error"]) for each in of] == [("s", "no code")]
+    assert "suspended  no code" in succeed("errors", "brew", "--kind", "suspension")
+
+
+@pytest.mark.parametrize("name", ["t-1", "o'neil's order; rm -rf $HOME", "-x", "a\u200bb's\\n", "größe", "~", 'q"`x`"'])
+def test_each_next_command_of_errors_runs_as_it_is_printed(database: Path, name: str) -> None:
+    """In a shell, for any id: that of a suspended instance, and that of one which has failed."""
+    succeed("start", "--id", name, "--", "brew")
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE instances SET status = 'suspended' WHERE instance_id = ?", [name])
+        connection.execute(SUSPEND, (name, "Nondeterminism"))
+        for kind in ("activity", "orchestration"):
+            connection.execute(FAIL.replace("0, 0, ?", "?1 = '', ?2 = 'activity', ?2"), (name, kind, "OSError"))
+    env = {**os.environ, "LC_ALL": "C.UTF-8"}
+    printed = [line[line.index("affinity ") :] for line in succeed("errors").splitlines()[1:]]
+    assert [" ".join(line.split()[1:2]) for line in printed] == ["why", "show", "show"]
+    for line in printed:
+        read = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True, env=env)
+        command, *arguments = read.stdout.decode().split("\0")[:-1]
+        assert command == "affinity"
+        assert json.loads(run(arguments[0], "--json", *arguments[1:]).stdout)["instance_id"] == name
 
 
 def test_wait_reports_the_cancellation(play: Play) -> None:

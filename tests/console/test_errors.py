@@ -21,6 +21,7 @@ from affinity import (
 )
 from affinity.console import ALL, Access, create, hide_payloads
 from affinity.encryption import Encryption
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +94,32 @@ async def test_errors_are_grouped_with_the_instances_behind_them(sqlite_url: str
         assert of.count('href="/instance?id=o"') == 3
         assert of.count('class="status retried"') == 2
         assert "ActivityFailed" not in of
+
+
+async def test_suspended_instances_are_among_the_errors(sqlite_url: str) -> None:
+    """On the overview, in the groups with the last one's message, and in their list; at any time, with their text."""
+    codec = Encryption({"k": bytes(32)})
+    options = RuntimeOptions.make(poll_interval=0.05, drain_timeout=0.1, worker_node_id="w", unregistered_timeout=0.1)
+    async with Client(sqlite_url, codec=codec) as client:
+        async with Worker(app, sqlite_url, options, codec=codec):
+            await client.start("unknown to all", instance_id="o")
+
+            async def is_suspended() -> bool:
+                return (await client.status("o")).status == "suspended"
+
+            await until(is_suspended)
+        made = create(client, access=lambda request: Access(ALL, "ann"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=made), base_url="http://console.test") as http:
+            link = '<a href="/errors?kind=suspension&amp;name=unknown+to+all&amp;error_type=UnknownOrchestration'
+            overview = (await http.get("/")).text
+            assert f'{link}">UnknownOrchestration in unknown to all</a>: 1 suspended since <time' in overview
+            page = (await http.get("/errors")).text
+            assert f'{link}&amp;span=hour">UnknownOrchestration</a>' in page
+            assert page.count('href="/instance?id=o"') == 2, "of the group, and in the list"
+            assert page.count("no worker registers the orchestration") == 2
+            where = {"kind": "suspension", "name": "unknown to all", "error_type": "UnknownOrchestration"}
+            of = (await http.get("/errors", params={**where, "text": "NO WORKER"})).text
+            assert of.count('class="status suspended"') == 1
 
 
 async def test_encrypted_texts_are_searched_with_their_key_alone(sqlite_url: str) -> None:

@@ -60,6 +60,30 @@ async def test_later_inputs_go_on_behind_a_poisoned_one(url: str) -> None:
         assert (await on.state()).received == ["one", "two", "poison"]
 
 
+async def test_failed_wakes_are_among_the_errors(url: str) -> None:
+    """Each attempt once, and whether it is tried again; not what sets the input aside, and no wake that succeeds."""
+    handler = Poisoned()
+    async with stage(url, handler.handle, retry=RetryPolicy(max_attempts=2, initial_interval=0.01)) as on:
+        talk = on.talk()
+        await talk.ask(UserMessage("one"), timeout=30)
+        assert (await on.client.failure_groups()).groups == []
+        with pytest.raises(WakeFailed):
+            await talk.ask(UserMessage("poison"), timeout=30)
+        await talk.ask(UserMessage("two"), timeout=30)
+        assert len(await talk.dead_letters()) == 1
+        (group,) = (await on.client.failure_groups()).groups
+        me = talk.conversation_id
+        assert (group.kind, group.name, group.error_type) == ("activity", "chat.wake", "ValueError")
+        assert (group.count, group.instances, group.instance_id) == (2, 1, me)
+        assert group.error == "ValueError: cannot read this"
+        listed = await on.client.failures(kind="activity", name="chat.wake")
+        assert [(each.instance_id, each.is_retried, each.error) for each in listed] == [
+            (me, False, group.error),
+            (me, True, group.error),
+        ]
+        assert [each.is_retried for each in await on.client.failed_attempts(me, execution_id=1)] == [True, False]
+
+
 async def test_an_import_has_the_dead_letters_with_their_numbers_there(url: str) -> None:
     """Entries before them are gone. A merge has none of its right side, whose numbers are of other entries there."""
     handler = Poisoned()

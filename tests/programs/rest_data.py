@@ -15,7 +15,7 @@ from affinity.provider.contract import FINISHED
 from affinity.provider.rounds import LONGEST_PAUSE
 from tests.programs.names import SCRIPTED
 from tests.programs.program import USER
-from tests.programs.tables import Key, Row, Rule, Rules, Tables, counted, parsed
+from tests.programs.tables import Execution, Key, Row, Rule, Rules, Tables, counted, parsed
 
 RULES: Final = Rules()
 
@@ -478,6 +478,29 @@ def _failures(db: Tables) -> Iterator[str]:
         is_old = row["updated_at"] < db.now - FAILURE_RETENTION_SECONDS
         if row["status"] == "failed" and not is_old and (row["instance_id"], row["execution_id"]) not in ended:
             yield f"no failure of {row['instance_id']}"
+    kept = {(row["instance_id"], row["execution_id"], row["activity_id"]) for row in db.rows["failures"]}
+    ends = {(row["instance_id"], row["execution_id"]): row["ended_at"] for row in db.rows["ended_executions"]}
+    for (me, number), execution in db.executions.items():
+        former = 0.0 if number == 1 else ends.get((me, number - 1), db.now)  # a reset takes events over from that
+        since = max(former, db.now - FAILURE_RETENTION_SECONDS)
+        yield from (
+            f"no failure of wake {key}" for key in failed_wakes(execution, since) if (me, number, key) not in kept
+        )
+
+
+def failed_wakes(execution: Execution, since: float) -> Iterator[int]:
+    """The activities of wakes whose handlers have failed since a time, as their results say."""
+    at = 0.0
+    for row in execution.rows:
+        at = row["recorded_at"] or at
+        event = execution.events.get(row["event_id"])
+        if at <= since or not isinstance(event, ev.ActivityCompleted):
+            continue
+        begun = execution.events.get(event.schedule_id)
+        if isinstance(begun, ev.ActivityScheduled) and begun.name.endswith(".wake"):
+            outcome = json.loads(event.result)
+            if outcome["outcome"] == "failed" and "put_off" not in outcome and "failed" not in json.loads(begun.input):
+                yield event.schedule_id
 
 
 @RULES.of("sqlite_sequence")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
@@ -12,11 +13,13 @@ from pydantic import BaseModel
 
 import affinity
 from affinity.conversation import AgentMessage, ToolConfirmation, UserMessage
+from affinity.orchestration.events import ActivityCompleted
+from affinity.orchestration.wire import encode_event
 from affinity.session import SessionMetadata
 from affinity.testing import Env
 from tests.programs.rest import RULES, NotAtRest, check, check_queues, find
 from tests.programs.rest_work import misplaced
-from tests.programs.tables import Row, Tables, read_tables
+from tests.programs.tables import Execution, Row, Tables, read_tables
 
 ONLY: Final = {
     "sqlite": {"counters", "journal_labels", "session_labels", "session_participants", "sqlite_sequence"},
@@ -212,6 +215,15 @@ class Rows:
         """Set a quota, without what goes with it."""
         return self.add("quotas", **{"instances": None, "unread_events": None, "instance_bytes": None, **values})
 
+    def fail_wake(self) -> Self:
+        """Let the first wake of a conversation have failed."""
+        execution = Execution("c", 1, [row for row in self["history"] if row["instance_id"] == "c"])
+        number, event = next(
+            (n, event) for n, event in execution.events.items() if isinstance(event, ActivityCompleted)
+        )
+        failed = encode_event(replace(event, result='{"outcome":"failed"}'))
+        return self.change("history", {"instance_id": "c", "event_id": number}, event=failed)
+
 
 Plant: TypeAlias = Callable[[Rows], object]
 
@@ -301,6 +313,7 @@ PLANTS: Final[Mapping[str, tuple[Plant, ...]]] = {
     "failures": (
         lambda at: at.copy("failures", {"instance_id": "a"}, instance_id="gone"),
         lambda at: at.drop("failures", instance_id="a", kind="orchestration"),
+        lambda at: at.fail_wake(),
     ),
     "orphan_blobs": (lambda at: at.add("orphan_blobs", digest="d", used_at="t", size=1, found_at=at.now),),
     "exported_blobs": (lambda at: at.add("exported_blobs", digest="d", exported_at=at.now),),

@@ -136,6 +136,9 @@ def crowd_tables(admin: psycopg.Connection[Any], crowd: Crowd) -> None:
         "INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried,"
         " failed_at, error) SELECT 'x' || i, 1, 2, 1, 'activity', 'step' || i %% 10, 'Error', false,"
         " clock() - i * '1 s'::interval, 'Error: no' FROM generate_series(1, %s) i",
+        "INSERT INTO suspensions (instance_id, name, execution_id, event_count, error_type, message, worker_id, code,"
+        " tried, needs_code, suspended_at) SELECT 'sick' || i, 'flow' || i %% 10, 1, 0, 'Nondeterminism', '', 'other',"
+        " 'v1', '{}', false, clock() - i * '1 s'::interval FROM generate_series(1, %s) i",
         "INSERT INTO schedules (name, generation, revision, spec, next_due, skipped, created_at, updated_at)"
         " SELECT 'later' || i, '1', 1, '{}', clock() + i * '1 h'::interval, 0, clock(), clock()"
         " FROM generate_series(1, %s) i",

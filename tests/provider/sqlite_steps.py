@@ -45,6 +45,12 @@ FOREIGN_ROWS: Final = (
     " participants, state) SELECT 'other' || i, 1, i, i, 1, 'plain', 'other', '{}', '[]', x'00' FROM numbers",
     "INSERT INTO session_holds SELECT 'x' || i, 1, 1, 'other' || i, 1e11, 300 FROM numbers",
     "INSERT INTO session_watches SELECT 'other' || i, 'x' || i, '' FROM numbers",
+    "INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried,"
+    " failed_at, error) SELECT 'x' || i, 1, 2, 1, 'activity', 'step' || (i % 5), 'Error', 0, unixepoch() - i, ''"
+    " FROM numbers",
+    "INSERT INTO suspensions (instance_id, name, execution_id, event_count, error_type, message, worker_id, code,"
+    " tried, needs_code, suspended_at) SELECT 'sick' || i, 'flow' || (i % 5), 1, 0, 'Nondeterminism', '', 'other',"
+    " 'v1', '[]', 0, unixepoch() - i FROM numbers",
     "INSERT INTO schedules (name, generation, revision, spec, next_due, skipped, created_at, updated_at)"
     " SELECT 'later' || i, '1', 1, '{}', 1e11 + i, 0, 0, 0 FROM numbers",
 )

@@ -121,6 +121,7 @@ def rarer_verbs(peer: Peer, first: OrchestrationItem, second: OrchestrationItem)
 def management_verbs(peer: Peer) -> list[Verb]:
     """The verbs that operators call."""
     of_step = FailureFilter(seconds=86_400.0, kind="activity", name="step3", error_type="Error")
+    suspended = replace(of_step, kind="suspension", name="flow3", error_type="Nondeterminism")
     return [
         lambda: peer.provider.list_work_items("m", 10),
         lambda: peer.provider.list_failed_attempts("x7", 1, 10),
@@ -128,6 +129,8 @@ def management_verbs(peer: Peer) -> list[Verb]:
         lambda: peer.provider.list_failures(of_step, 10),
         lambda: peer.provider.list_failures(replace(of_step, error_type=None), 10),
         lambda: peer.provider.list_failures(replace(of_step, after=FailurePlace(datetime.now(UTC), "x", 1, 2, 1)), 10),
+        lambda: peer.provider.list_failures(suspended, 10),
+        lambda: peer.provider.list_failures(replace(suspended, error_type=None), 10),
         lambda: peer.provider.group_failures(86_400.0, 10, most=10),
         lambda: peer.provider.list_executions("m", 10),
         lambda: peer.provider.read_origins("m", 1),

@@ -250,7 +250,7 @@ async def test_a_page_of_instances_of_a_rare_status_reads_what_it_needs(
         await peer.commit_one(await peer.own("gone"), update=InstanceUpdate(status="cancelled"))
         crowd_tables(admin, "unknown")
         admin.execute(
-            "INSERT INTO suspensions SELECT 'x' || i, 1, 0, '', '', 'w', '', '{}', false, clock(), clock()"
+            "INSERT INTO suspensions SELECT 'x' || i, '', 1, 0, '', '', 'w', '', '{}', false, clock(), clock()"
             " FROM generate_series(1, 20000) i"
         )
         admin.execute("UPDATE instances SET status = 'failed' WHERE instance_id LIKE 'sick%'")
@@ -304,7 +304,7 @@ async def test_a_page_by_labels_reads_what_it_needs(
             " CASE WHEN i <= 7000 THEN 'a' END)) FROM generate_series(1, 8000) i"
         )
         admin.execute(  # an empty table has no use for its index
-            "INSERT INTO suspensions SELECT 'x' || i, 1, 0, '', '', 'w', '', '{}', false, clock(), clock()"
+            "INSERT INTO suspensions SELECT 'x' || i, '', 1, 0, '', '', 'w', '', '{}', false, clock(), clock()"
             " FROM generate_series(1, 2000) i"
         )
         if crowd != "unknown":

@@ -32,7 +32,7 @@ from affinity.provider.contract import (
     WorkKey,
 )
 from affinity.provider.history import read_whole_history
-from affinity.provider.sqlite import Clock, SqliteProvider, driver, instances
+from affinity.provider.sqlite import Clock, SqliteProvider, driver, failures, instances
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.database import Database
 from affinity.provider.sqlite.driver.transaction import PORTION
@@ -271,6 +271,8 @@ IN_PARTS = {
     "first_labelled",
     "measure_label",
     "list_ended",
+    "list_failures",
+    "list_suspended",
     "past",
     "by_end",
     "item",
@@ -336,7 +338,13 @@ def statements() -> list[Any]:
         pytest.param(with_parts(requests.LIST, frozenset({part})), id=f"requests:{part}")
         for part in ("all", "some", "below")
     ]
-    return [*whole, *inbox] + [
+    of_failures = [
+        pytest.param(with_parts(failures.SQL[name], frozenset(parts)), id=f"{name}:{'+'.join(parts)}")
+        for name in ("list_failures", "list_suspended")
+        for one in ([], ["name"], ["error_type"])
+        for parts in (one, [*one, "after"])
+    ]
+    return [*whole, *inbox, *of_failures] + [
         pytest.param(with_parts(instances.SQL[name], frozenset(parts)), id=f"{name}:{'+'.join(sorted(parts))}")
         for name, parts in LISTINGS
     ]

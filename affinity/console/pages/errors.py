@@ -1,4 +1,4 @@
-"""Failures of the last hour or day: by activity or orchestration and class of the error, each, and by their texts."""
+"""Failures of the last hour or day, and suspended instances: by name and class of the error, each, and by texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def errors(client: Client, query: Query, payloads: Payloads) -> dict[str, 
         raise InvalidInput("span is hour or day")
     where = given(query, *CONDITIONS)
     if (kind := where.get("kind")) is not None and kind not in get_args(FailureKind):
-        raise InvalidInput("kind is activity or orchestration")
+        raise InvalidInput(f"kind is one of {', '.join(get_args(FailureKind))}")
     groups = None if where else await client.failure_groups(seconds=SPANS[span], limit=ROWS)
     conditions: dict[str, Any] = {"seconds": SPANS[span], **where}
     page = await client.failures(**conditions).page(query.get("after") or None, limit=ROWS)
@@ -51,5 +51,5 @@ async def errors(client: Client, query: Query, payloads: Payloads) -> dict[str, 
 
 
 async def last_hour(client: Client) -> FailureGroups:
-    """The groups of the last hour with the most failures."""
+    """The groups of the last hour with the most failures, behind those of suspended instances."""
     return await client.failure_groups(seconds=SPANS["hour"], limit=FEW, most=COUNTED)

@@ -70,6 +70,7 @@ PART: Final = PayloadPart(
         j.WakeEnd: Record(fields=_END),
         j.JournalWake: Record(fields=_END),
         j.JournalWrite: Record(scope="session_id"),
+        j.WakeFailure: Record(fields={"error": Encoded("text", "failures.error", name="last_error")}),
         j.JournalCreation: Record(scope="session_id", fields={"extras": _EXTRAS, "about": _ABOUT}),
         j.JournalLineage: Record(scope="session_id", fields={"extras": _EXTRAS, "title": _TITLE}),
         j.JournalInfo: Record(scope="session_id", fields={"title": _TITLE}),

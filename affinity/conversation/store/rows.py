@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from affinity.conversation.journal import JournalInfo, Request
+from collections.abc import Iterable
+
+from affinity.conversation.journal import JournalInfo, JournalWrite, Request
 from affinity.provider.rows import Columns, Time, to_record
 from affinity.records import labels_of
 
@@ -32,3 +34,22 @@ def to_request(row: Columns, time: Time) -> Request:
         place=place,
         labels=labels_of(labels),
     )
+
+
+def failure_rows(writes: Iterable[JournalWrite]) -> list[Columns]:
+    """Return the columns of the failures of wakes that have failed, without their time."""
+    return [
+        (
+            write.session_id,
+            failed.execution_id,
+            failed.activity_id,
+            failed.attempt,
+            "activity",
+            failed.name,
+            failed.error_type,
+            failed.error,
+            write.end is not None and write.end.outcome == "retried",
+        )
+        for write in writes
+        if (failed := write.failure) is not None
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
@@ -243,8 +244,13 @@ class _Looks:
         return {"session_id": session_id, "life": life}
 
     async def errors(self, hours: Annotated[float, Field(gt=0, le=24)] = 1.0, limit: Limit = 20) -> dict[str, Any]:
-        """What fails most: errors by activity or orchestration and class, with their counts."""
-        return {"groups": await self._client.failure_groups(seconds=hours * 3600, limit=limit)}
+        """What fails most: errors by activity or orchestration and class, with their counts and the last error of each;
+        instances that are suspended come first.
+        """
+        found = await self._client.failure_groups(seconds=hours * 3600, limit=limit)
+        return {
+            "groups": replace(found, groups=[replace(one, error=str(self._shown(one.error))) for one in found.groups])
+        }
 
     async def workers(self) -> dict[str, Any]:
         """The workers, and how many sessions each holds."""

@@ -121,12 +121,15 @@ class AdministrationProvider(ProviderConnection, Protocol):
         ...
 
     async def list_failures(self, where: FailureFilter, limit: int) -> Sequence[FailureRecord]:
-        """Return one page of failures, newest first, without their stacks."""
+        """Return one page of failures, newest first, without their stacks. Instances that are suspended are among them
+        until they go on, whatever ``where.seconds``.
+        """
         ...
 
     async def group_failures(self, seconds: float, limit: int, *, most: int) -> FailureGroups:
-        """Count the failures of the last ``seconds`` by kind, name and class; return ``limit`` groups. Each count stops
-        at ``most``, and groups are looked for among the first `limits.MAX_FAILURE_GROUPS`.
+        """Count the failures of the last ``seconds``, and all instances that are suspended, by kind, name and class;
+        return ``limit`` groups. Each count stops at ``most``, and groups are looked for among the first
+        `limits.MAX_FAILURE_GROUPS`, and as many of suspensions.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Records of failures: failed attempts of activities, activities that have failed, and orchestrations."""
+"""Records of failures: failed attempts of activities, activities and orchestrations that have failed, suspensions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from affinity.records import UnreadableText, frozen
 
-FailureKind: TypeAlias = Literal["activity", "orchestration"]
-"""What has failed."""
+FailureKind: TypeAlias = Literal["activity", "orchestration", "suspension"]
+"""What has failed; ``suspension``: an instance that is suspended now."""
 
 
 class NewFailure(NamedTuple):
@@ -24,18 +24,18 @@ class NewFailure(NamedTuple):
 
 @frozen(kw_only=True)
 class FailureRecord:
-    """One failure: a failed attempt of an activity, or the failure of an orchestration."""
+    """A failed attempt of an activity, the failure of an orchestration, or an instance that is suspended."""
 
     instance_id: str
     execution_id: int
-    activity_id: int  # event id of its scheduling; 0: the orchestration has failed
+    activity_id: int  # event id of its scheduling; 0: the orchestration has failed, or is suspended
     attempt: int  # of the activity; 0: the orchestration
     kind: FailureKind
     name: str  # of the activity or the orchestration
     error_type: str  # name of an exception class
     is_retried: bool  # the activity was given back for another attempt
     failed_at: datetime
-    error: str  # "ValueError: …", at most `limits.MAX_NOTED_ERROR_BYTES`
+    error: str  # "ValueError: …", at most `limits.MAX_NOTED_ERROR_BYTES`; of a suspension its message
     stack: str | None = None  # of an attempt that is retried; None: not kept, not read, or in the history
 
     @property
@@ -58,7 +58,7 @@ class FailurePlace(NamedTuple):
 class FailureFilter:
     """The failures to list; all conditions hold. A name needs its kind, and a class its name."""
 
-    seconds: float  # those of the last so many seconds
+    seconds: float  # those of the last so many seconds, and all instances that are suspended
     kind: FailureKind | None = None
     name: str | None = None
     error_type: str | None = None
@@ -67,7 +67,9 @@ class FailureFilter:
 
 @frozen(kw_only=True)
 class FailureGroup:
-    """The failures of one class of errors in one activity or orchestration, within a time."""
+    """The failures of one class of errors in one activity or orchestration, within a time; or the instances of one
+    orchestration that are suspended for errors of one class, since whenever.
+    """
 
     kind: FailureKind
     name: str
@@ -77,11 +79,13 @@ class FailureGroup:
     is_cut: bool  # there are more than ``count``
     first_at: datetime  # the first of this time
     last_at: datetime
+    instance_id: str  # of the last one
+    error: str  # of the last one, as `FailureRecord.error`
 
 
 @frozen(kw_only=True)
 class FailureGroups:
-    """Failures by kind, name and class: those with the most failures first, then the latest."""
+    """Failures by kind, name and class: suspensions first, then those with the most failures, then the latest."""
 
     now: datetime  # by the clock of the database
     groups: Sequence[FailureGroup]

@@ -10,7 +10,13 @@ from psycopg.types.numeric import Int8
 from affinity.limits import MAX_FAILURE_GROUPS, MAX_PAGE
 from affinity.provider.contract import FailureFilter, FailureGroups, FailureRecord
 from affinity.provider.postgres.operations import Database, same_time
-from affinity.provider.rows import failure_conditions, to_failure, to_failure_groups
+from affinity.provider.rows import (
+    STATEMENTS_OF_FAILURES,
+    failure_conditions,
+    newest_failures,
+    to_failure,
+    to_failure_groups,
+)
 from affinity.provider.statements import load_statements, with_parts
 
 _SQL: Final = load_statements(__package__, "failures.sql")
@@ -27,13 +33,13 @@ async def list_failures(db: Database, where: FailureFilter, limit: int) -> Seque
     parts, given = failure_conditions(where)
     params: dict[str, Any] = {name: Int8(each) if isinstance(each, int) else each for name, each in given.items()}
     params |= {"seconds": float(where.seconds), "limit": Int8(min(limit, MAX_PAGE))}
-    of_name = where.kind is not None and where.error_type is None
-    rows = await db.connections.misc.run(with_parts(_SQL["list_of_name" if of_name else "list"], parts), params)
-    return [to_failure(row, same_time) for row in rows]
+    names = STATEMENTS_OF_FAILURES.get(where.kind, ("list_failures",))
+    found = [row for name in names for row in await db.connections.misc.run(with_parts(_SQL[name], parts), params)]
+    return newest_failures([to_failure(row, same_time) for row in found], min(limit, MAX_PAGE))
 
 
 async def group_failures(db: Database, seconds: float, limit: int, *, most: int) -> FailureGroups:
     ((now,),) = await db.connections.misc.run(_SQL["now"])
     params = {"seconds": float(seconds), "groups": Int8(MAX_FAILURE_GROUPS), "limit": Int8(most + 1)}
-    rows = await db.connections.misc.run(_SQL["groups"], params)
+    rows = [row for name in ("groups", "groups_suspended") for row in await db.connections.misc.run(_SQL[name], params)]
     return to_failure_groups(now, rows, limit, most, same_time)

@@ -11,13 +11,16 @@ SELECT * FROM (
     ORDER BY f.failed_at DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
 ) a ORDER BY failed_at, activity_id, attempt
 
--- list: a page, newest first
+-- list_failures: a page, newest first
 -- Parts: the conditions that are asked for.
 SELECT
     -- include shown
     , NULL
 FROM failures f
 WHERE f.failed_at >= (SELECT clock() - %(seconds)s * interval '1 s')
+-- [name
+  AND f.kind = %(kind)s AND f.name = %(name)s
+-- name]
 -- [error_type
   AND f.kind = %(kind)s AND f.name = %(name)s AND f.error_type = %(error_type)s
 -- error_type]
@@ -28,32 +31,23 @@ WHERE f.failed_at >= (SELECT clock() - %(seconds)s * interval '1 s')
 -- after]
 ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
 
--- list_of_name: a page of one name, whatever the class: the newest rows of each class, which are found one by one in the index
--- Parts: as in `list`.
-WITH RECURSIVE classes (error_type) AS (
-    (SELECT error_type FROM failures WHERE kind = %(kind)s AND name = %(name)s ORDER BY error_type LIMIT 1)
-    UNION ALL
-    SELECT n.error_type FROM classes c CROSS JOIN LATERAL (
-        SELECT f.error_type FROM failures f
-        WHERE f.kind = %(kind)s AND f.name = %(name)s AND f.error_type > c.error_type ORDER BY f.error_type LIMIT 1
-    ) n
-), since AS MATERIALIZED (
-    SELECT clock() - %(seconds)s * interval '1 s' AS at
-)
-SELECT
-    -- include shown
-    , NULL
-FROM classes c CROSS JOIN LATERAL (
-    SELECT * FROM failures f
-    WHERE f.kind = %(kind)s AND f.name = %(name)s AND f.error_type = c.error_type AND f.failed_at >= (SELECT at FROM since)
+-- list_suspended: a page of the instances that are suspended, newest first, with the columns of `list_failures`
+-- Parts: as in `list_failures`.
+SELECT s.instance_id, s.execution_id, 0, 0, 'suspension', s.name, s.error_type, false, s.suspended_at, s.message, NULL
+FROM suspensions s
+WHERE s.resumed_at IS NULL
+-- [name
+  AND s.name = %(name)s
+-- name]
+-- [error_type
+  AND s.name = %(name)s AND s.error_type = %(error_type)s
+-- error_type]
 -- [after
-      AND f.failed_at <= %(at)s
-      AND (f.failed_at, f.instance_id, f.execution_id, f.activity_id, f.attempt)
-        < (%(at)s, %(after_instance)s, %(after_execution)s, %(after_activity)s, %(after_attempt)s)
+  AND s.suspended_at <= %(at)s
+  AND (s.suspended_at, s.instance_id, s.execution_id, 0::bigint, 0::bigint)
+    < (%(at)s, %(after_instance)s, %(after_execution)s, %(after_activity)s, %(after_attempt)s)
 -- after]
-    ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
-) f
-ORDER BY f.failed_at DESC, f.instance_id DESC, f.execution_id DESC, f.activity_id DESC, f.attempt DESC LIMIT %(limit)s
+ORDER BY s.suspended_at DESC, s.instance_id DESC LIMIT %(limit)s
 
 -- groups: by kind, name and class, found one by one in the index; of each its newest rows, and the first of the time
 WITH RECURSIVE named (kind, name, error_type) AS (
@@ -71,14 +65,42 @@ SELECT g.kind, g.name, g.error_type, m.number, m.instances, (
     SELECT f.failed_at FROM failures f
     WHERE f.kind = g.kind AND f.name = g.name AND f.error_type = g.error_type AND f.failed_at >= (SELECT at FROM since)
     ORDER BY f.failed_at LIMIT 1
-), m.last_at
+), m.last_at, l.instance_id, l.error
 FROM (SELECT * FROM named LIMIT %(groups)s) g CROSS JOIN LATERAL (
     SELECT count(*) AS number, count(DISTINCT r.instance_id) AS instances, max(r.failed_at) AS last_at FROM (
         SELECT f.instance_id, f.failed_at FROM failures f
         WHERE f.kind = g.kind AND f.name = g.name AND f.error_type = g.error_type AND f.failed_at >= (SELECT at FROM since)
         ORDER BY f.failed_at DESC LIMIT %(limit)s
     ) r
-) m
+) m LEFT JOIN LATERAL (
+    SELECT f.instance_id, f.error FROM failures f
+    WHERE f.kind = g.kind AND f.name = g.name AND f.error_type = g.error_type AND f.failed_at >= (SELECT at FROM since)
+    ORDER BY f.failed_at DESC, f.instance_id DESC LIMIT 1
+) l ON true
+
+-- groups_suspended: the same of the instances that are suspended
+WITH RECURSIVE named (name, error_type) AS (
+    (SELECT name, error_type FROM suspensions WHERE resumed_at IS NULL ORDER BY name, error_type LIMIT 1)
+    UNION ALL
+    SELECT n.name, n.error_type FROM named g CROSS JOIN LATERAL (
+        SELECT s.name, s.error_type FROM suspensions s
+        WHERE s.resumed_at IS NULL AND (s.name, s.error_type) > (g.name, g.error_type) ORDER BY s.name, s.error_type LIMIT 1
+    ) n
+)
+SELECT 'suspension', g.name, g.error_type, m.number, m.number, m.first_at, l.suspended_at, l.instance_id, l.message
+FROM (SELECT * FROM named LIMIT %(groups)s) g CROSS JOIN LATERAL (
+    SELECT count(*) AS number, (
+        SELECT s.suspended_at FROM suspensions s
+        WHERE s.resumed_at IS NULL AND s.name = g.name AND s.error_type = g.error_type ORDER BY s.suspended_at LIMIT 1
+    ) AS first_at FROM (
+        SELECT FROM suspensions s WHERE s.resumed_at IS NULL AND s.name = g.name AND s.error_type = g.error_type
+        ORDER BY s.suspended_at DESC LIMIT %(limit)s
+    ) r
+) m CROSS JOIN LATERAL (
+    SELECT s.instance_id, s.suspended_at, s.message FROM suspensions s
+    WHERE s.resumed_at IS NULL AND s.name = g.name AND s.error_type = g.error_type
+    ORDER BY s.suspended_at DESC, s.instance_id DESC LIMIT 1
+) l
 
 -- now: the time
 SELECT clock()

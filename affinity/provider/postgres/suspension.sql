@@ -1,6 +1,6 @@
 -- suspend: instances of the caller's, at the point of their history that the caller knows; their messages are out of reach
 WITH wanted AS MATERIALIZED (
-    SELECT i.instance_id, s.n, s.error_type, s.message, s.code, s.needs_code, i.execution_id, i.event_count
+    SELECT i.instance_id, i.name, s.n, s.error_type, s.message, s.code, s.needs_code, i.execution_id, i.event_count
     FROM unnest(%(instance)s, %(generation)s, %(execution)s, %(events)s, %(error_type)s, %(message)s, %(code)s, %(needs_code)s)
          WITH ORDINALITY AS s (instance_id, generation, execution_id, events, error_type, message, code, needs_code, n)
     JOIN instances i USING (instance_id)
@@ -12,14 +12,15 @@ WITH wanted AS MATERIALIZED (
     FROM wanted w WHERE i.instance_id = w.instance_id
 ), remembered AS (
     -- If it was suspended at this point before, this code is added to the versions that have tried.
-    INSERT INTO suspensions AS x (instance_id, execution_id, event_count, error_type, message, worker_id, code, tried,
+    INSERT INTO suspensions AS x (instance_id, name, execution_id, event_count, error_type, message, worker_id, code, tried,
         needs_code, suspended_at)
-    SELECT instance_id, execution_id, event_count, error_type, message, %(worker)s, code, ARRAY[code], needs_code, clock()
+    SELECT instance_id, name, execution_id, event_count, error_type, message, %(worker)s, code, ARRAY[code], needs_code,
+        clock()
     FROM wanted ORDER BY instance_id
     ON CONFLICT (instance_id) DO UPDATE
     SET tried = CASE WHEN (x.execution_id, x.event_count) = (excluded.execution_id, excluded.event_count)
                      THEN x.tried || excluded.tried ELSE excluded.tried END,
-        execution_id = excluded.execution_id, event_count = excluded.event_count, error_type = excluded.error_type,
+        name = excluded.name, execution_id = excluded.execution_id, event_count = excluded.event_count, error_type = excluded.error_type,
         message = excluded.message, worker_id = excluded.worker_id, code = excluded.code,
         needs_code = excluded.needs_code, suspended_at = excluded.suspended_at, resumed_at = NULL, unchecked = false
 ), misplaced AS MATERIALIZED (

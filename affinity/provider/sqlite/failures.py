@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any, Final
 
 from affinity.limits import FIRST_STACKS, LAST_STACKS, MAX_FAILURE_GROUPS, MAX_PAGE, SWEEP_ROWS
 from affinity.provider.contract import FailureFilter, FailureGroups, FailureRecord, Retention, Turn, WorkAbandon
-from affinity.provider.rows import failure_conditions, failure_row, to_failure, to_failure_groups
+from affinity.provider.rows import (
+    STATEMENTS_OF_FAILURES,
+    Columns,
+    failure_conditions,
+    failure_row,
+    newest_failures,
+    to_failure,
+    to_failure_groups,
+)
 from affinity.provider.sqlite.driver.clock import instant
 from affinity.provider.sqlite.driver.transaction import Tx
 from affinity.provider.statements import load_statements, with_parts
@@ -18,7 +25,12 @@ SQL: Final = load_statements(__package__, "failures.sql")
 
 def keep(tx: Tx, turns: Sequence[Turn]) -> None:
     """Keep the failures of turns that pass."""
-    tx.many(SQL["keep"], [failure_row(turn, failure) for turn in turns for failure in turn.failures], {"now": tx.now})
+    keep_rows(tx, [(*failure_row(turn, failure), False) for turn in turns for failure in turn.failures])
+
+
+def keep_rows(tx: Tx, rows: Sequence[Columns]) -> None:
+    """Keep failures: the columns of `failure_row`, and whether what has failed is tried again."""
+    tx.many(SQL["keep"], rows, {"now": tx.now})
 
 
 def keep_attempt(tx: Tx, item: int, given: WorkAbandon) -> None:
@@ -40,28 +52,26 @@ def list_page(tx: Tx, where: FailureFilter, limit: int) -> list[FailureRecord]:
     bounds: dict[str, Any] = {**given, "since": tx.now - where.seconds, "limit": min(limit, MAX_PAGE)}
     if where.after is not None:
         bounds["at"] = where.after.failed_at.timestamp()
-    if where.kind is None or where.error_type is not None:
-        rows = tx.rows(with_parts(SQL["list"], parts), bounds)
-    else:  # the newest ones of each class, since the index has the class before the time
-        of_class = with_parts(SQL["list"], parts | {"error_type"})
-        classes = tx.rows(SQL["classes"], given)
-        found = [row for (error_type,) in classes for row in tx.rows(of_class, {**bounds, "error_type": error_type})]
-        rows = sorted(found, key=_PLACE, reverse=True)[: bounds["limit"]]
-    return [to_failure(row, instant) for row in rows]
-
-
-_PLACE: Final = itemgetter(8, 0, 1, 2, 3)
-"""The columns by which a listing is sorted, as in ``list``."""
+    names = STATEMENTS_OF_FAILURES.get(where.kind, ("list_failures",))
+    rows = [row for name in names for row in tx.rows(with_parts(SQL[name], parts), bounds)]
+    return newest_failures([to_failure(row, instant) for row in rows], bounds["limit"])
 
 
 def group(tx: Tx, seconds: float, limit: int, *, most: int) -> FailureGroups:
-    names = tx.rows(SQL["groups"], {"limit": MAX_FAILURE_GROUPS})
-    bounds = {"since": tx.now - seconds, "limit": most + 1}
-    rows = [
-        (*key, *tx.rows(SQL["measure"], {**dict(zip(("kind", "name", "error_type"), key, strict=True)), **bounds})[0])
-        for key in names
-    ]
+    rows: list[tuple[Any, ...]] = []
+    for of, listing in (("", "list_failures"), ("_suspended", "list_suspended")):
+        newest = with_parts(SQL[listing], frozenset(["error_type"]))
+        for key in tx.rows(SQL["groups" + of], {"limit": MAX_FAILURE_GROUPS}):
+            bounds = {**dict(zip(("kind", "name", "error_type"), key, strict=True)), "since": tx.now - seconds}
+            (measured,) = tx.rows(SQL["measure" + of], {**bounds, "limit": most + 1})
+            last = tx.rows(newest, {**bounds, "limit": 1})
+            rows.append((*key, *measured, *([last[0][_INSTANCE], last[0][_ERROR]] if last else [None, None])))
     return to_failure_groups(instant(tx.now), rows, limit, most, instant)
+
+
+_INSTANCE: Final = 0
+_ERROR: Final = 9
+"""Columns of a listing."""
 
 
 def remove(tx: Tx, retention: Retention) -> tuple[int, bool]:

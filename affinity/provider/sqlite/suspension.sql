@@ -4,11 +4,13 @@ WHERE instance_id = :instance_id AND generation = :generation AND owner_worker =
   AND execution_id = :execution_id AND event_count = :event_count AND status IN ('pending', 'running');
 
 -- remember: why; if it was suspended at this point before, this code is added to the versions that have tried
-INSERT INTO suspensions (instance_id, execution_id, event_count, error_type, message, worker_id, code, tried, needs_code,
+INSERT INTO suspensions (instance_id, name, execution_id, event_count, error_type, message, worker_id, code, tried, needs_code,
                          suspended_at)
-VALUES (:instance_id, :execution_id, :event_count, :error_type, :message, :worker_id, :code, json_array(:code), :needs_code,
-        :now)
+SELECT instance_id, name, :execution_id, :event_count, :error_type, :message, :worker_id, :code, json_array(:code), :needs_code,
+       :now
+FROM instances WHERE instance_id = :instance_id
 ON CONFLICT (instance_id) DO UPDATE SET
+    name = excluded.name,
     tried = iif(
         suspensions.execution_id = excluded.execution_id AND suspensions.event_count = excluded.event_count,
         json_insert(iif(json_valid(suspensions.tried), suspensions.tried, '[]'), '$[#]', excluded.code),

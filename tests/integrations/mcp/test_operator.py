@@ -114,7 +114,8 @@ async def test_what_an_assistant_sees(url: str) -> None:
         assert [each["arguments"] for each in entries if "tool" in each] == [{"what": MARK}]
         assert (await call(client, "session", session_id="chat"))["life"]["holdings"][0]["worker_id"] == "w0"
         (group,) = [each for each in (await call(client, "errors"))["groups"]["groups"] if each["kind"] == "activity"]
-        assert (group["name"], group["error_type"]) == ("fail", "ValueError")
+        assert (group["name"], group["error_type"], group["instance_id"]) == ("fail", "ValueError", "pays")
+        assert MARK in group["error"]
         assert [each["worker_id"] for each in (await call(client, "workers"))["workers"]] == ["w0"]
 
 

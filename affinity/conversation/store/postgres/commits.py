@@ -10,6 +10,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 from affinity.conversation.journal import InstanceStart, JournalAppend, JournalWrite, NewEntry, journal_writes
 from affinity.conversation.store.postgres.journals import append_params
 from affinity.conversation.store.postgres.lineage import creation_document
+from affinity.conversation.store.rows import failure_rows
 from affinity.provider.contract import Turn
 from affinity.provider.postgres.commit_parts import AckCalls, Columns, CommitCalls, LoneCall, Parking, PostgresCommit
 from affinity.provider.postgres.driver.arrays import Bool, Bools, Int, Ints, Packed, Text, Texts
@@ -28,6 +29,7 @@ _WRITE: Final = "write_"
 _CREATE: Final = "create_"
 _APPEND: Final = "append_"
 _START: Final = "start_"
+_FAIL: Final = "fail_"
 
 
 # The counts make PostgreSQL write the states before the calls: a creation of a journal copies them.
@@ -41,6 +43,8 @@ _ONLY_OF: Final[LiteralString] = (
 )
 _ONLY_APPENDS: Final[LiteralString] = _ONLY_OF.format("%(append_of)s")
 _ONLY_STARTS: Final[LiteralString] = _ONLY_OF.format("%(start_of)s")
+
+_ONLY_FAILURES: Final[LiteralString] = _ONLY_OF.format("%(failure_of)s")
 
 _NO_SESSIONS: Final = Texts([])
 
@@ -93,12 +97,14 @@ def ack_calls(parts: Sequence[tuple[int, CommitPart]]) -> AckCalls:
     """Return the calls for the statement of the acks; some of them may not pass."""
     numbers = {part.session_id: number for number, part in parts}
     writes = sorted(journal_writes(part for _, part in parts), key=_BY_KEY)
-    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS)
+    write, behind, params = _calls(writes, _ONLY_WRITES, _ONLY_APPENDS, _ONLY_STARTS, only_failures=_ONLY_FAILURES)
     append_of = Ints([n for n, one in enumerate(writes, 1) for _ in one.appends])
     params = {"write_also": _NO_SESSIONS, **params, **fence_params(writes), "append_of": append_of}
     params["write_ack"] = Ints([numbers[write.session_id] for write in writes])
     if start_of := [n for n, one in enumerate(writes, 1) for _ in one.starts]:
         params["start_of"] = Ints(start_of)
+    if failure_of := [n for n, one in enumerate(writes, 1) if one.failure]:
+        params["failure_of"] = Ints(failure_of)
     return AckCalls([write, *behind], params)
 
 
@@ -115,6 +121,8 @@ def _calls(
     only_writes: LiteralString = "",
     only_appends: LiteralString = "",
     only_starts: LiteralString = "",
+    *,
+    only_failures: LiteralString = "",
     also: Collection[str] = (),
 ) -> _WriteCalls:
     """Calls that apply writes to journals of different sessions, in the order of their keys, and the parameters.
@@ -124,6 +132,7 @@ def _calls(
         only_writes: argument that leaves some of them out.
         only_appends: the same for their appends.
         only_starts: the same for the instances that they start.
+        only_failures: the same for their failures.
         also: sessions of other journals that the statement locks, with these and in the same order.
     """
     columns = _write_params(writes, also)
@@ -139,6 +148,10 @@ def _calls(
         call = call_of("add_instances", tuple(columns), _START, only_starts)
         behind.append(f"(SELECT count(*) FROM {call})")  # noqa: S608 -- literals only
         params |= {_START + name: value for name, value in columns.items()}
+    if rows := failure_rows(writes):
+        columns = _failure_params(rows)
+        behind.append(f"(SELECT {call_of('keep_failures', tuple(columns), _FAIL, only_failures)})")
+        params |= {_FAIL + name: value for name, value in columns.items()}
     if appends := [append for write in writes for append in write.appends]:
         columns = append_params(appends)
         call = call_of("append_journals", tuple(columns), _APPEND, only_appends)
@@ -174,7 +187,9 @@ def _bounce(place: int, append: JournalAppend, entry: NewEntry) -> Mapping[str, 
 
 def _plain_values(write: JournalWrite) -> dict[LiteralString, Packed] | None:
     """Return the values of a write among the arguments of ``commit_wake``; None for a write that does more."""
-    if write.end is None or write.creations or write.home or write.appends or write.starts or _is_rare(write):
+    if write.end is None or write.failure or write.creations or write.home or write.appends or write.starts:
+        return None
+    if _is_rare(write):
         return None
     for entry in write.entries:
         if entry.event_id is not None or entry.is_input or entry.wake_id != write.wake_id:
@@ -302,6 +317,22 @@ def _start_params(starts: Sequence[InstanceStart]) -> Params:
         "name": Texts([start.name for start in starts]),
         "version": Texts([None for _ in starts]),
         "start": Texts([start.start for start in starts]),
+    }
+
+
+def _failure_params(rows: Sequence[Sequence[Any]]) -> Params:
+    """Return the columns of ``keep_failures``."""
+    instances, executions, activities, attempts, kinds, names, error_types, errors, retried = zip(*rows, strict=True)
+    return {
+        "instance": Texts(instances),
+        "execution": Ints(executions),
+        "activity": Ints(activities),
+        "attempt": Ints(attempts),
+        "kind": Texts(kinds),
+        "name": Texts(names),
+        "error_type": Texts(error_types),
+        "error": Texts(errors),
+        "retried": Bools(retried),
     }
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from affinity.conversation.journal import InstanceStart, JournalWrite, journal_writes
+from affinity.conversation.store.rows import failure_rows
 from affinity.conversation.store.sqlite import admin, journals, lineage, streams
 from affinity.conversation.store.sqlite.rows import EntryWriter, Head, read_heads, read_numbers
 from affinity.provider.contract import Generation, NewInstance
-from affinity.provider.sqlite import messages
+from affinity.provider.sqlite import failures, messages
 from affinity.provider.sqlite.driver.transaction import Tx, to_json
 from affinity.provider.sqlite.parts import SqliteCommit
 from affinity.provider.statements import load_statements
@@ -132,6 +133,7 @@ def _add(tx: Tx, writes: Sequence[tuple[Head, JournalWrite]]) -> None:
     tx.many(SQL["delegations"], delegations)
     tx.many(SQL["steps"], steps)
     tx.many(lineage.SQL["wakes"], wakes)
+    failures.keep_rows(tx, failure_rows(write for _, write in writes))
 
 
 def find_unparkable(tx: Tx, instance_ids: Sequence[str]) -> set[str]:

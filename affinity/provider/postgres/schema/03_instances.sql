@@ -64,6 +64,7 @@ CREATE TABLE history (
 -- code that has tried from the code that has not.
 CREATE TABLE suspensions (
     instance_id text COLLATE "C" PRIMARY KEY,
+    name text COLLATE "C" NOT NULL, -- of the orchestration
     execution_id bigint NOT NULL, -- where it was suspended: beyond that point, no code has tried
     event_count integer NOT NULL,
     error_type text COLLATE "C" NOT NULL,
@@ -78,7 +79,9 @@ CREATE TABLE suspensions (
 );
 CREATE INDEX suspensions_open ON suspensions (suspended_at) WHERE resumed_at IS NULL AND needs_code;
 CREATE INDEX suspensions_unchecked ON suspensions (resumed_at) WHERE unchecked;
-CREATE INDEX suspensions_lasting ON suspensions (suspended_at) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_lasting ON suspensions (suspended_at, instance_id) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_group ON suspensions (name, error_type, suspended_at, instance_id) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_name ON suspensions (name, suspended_at, instance_id) WHERE resumed_at IS NULL;
 
 -- Executions that have ended, by the time of their end: with their instance (is_last), or because `continue_as_new` or a
 -- reset began another one. Retention goes by this table. A column of `instances` would need an index there, and updates of
@@ -167,8 +170,9 @@ CREATE TABLE failures (
     PRIMARY KEY (instance_id, execution_id, activity_id, attempt)
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX failures_time ON failures (failed_at, instance_id);
--- The whole order of a listing, so that none reads and sorts a class as a whole, whatever the statistics say.
+-- The whole order of a listing, so that none reads and sorts a class or a name as a whole, whatever the statistics say.
 CREATE INDEX failures_group ON failures (kind, name, error_type, failed_at, instance_id, execution_id, activity_id, attempt);
+CREATE INDEX failures_name ON failures (kind, name, failed_at, instance_id, execution_id, activity_id, attempt);
 CREATE INDEX failures_without_stack ON failures (failed_at) WHERE stack IS NULL;
 
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.

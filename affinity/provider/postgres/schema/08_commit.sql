@@ -404,13 +404,15 @@ BEGIN
     RETURN session_epoch;
 END $$;
 
--- Keeps the failures of turns, behind their commit. What a former attempt to commit them has kept stays.
+-- Keeps the failures of turns, behind their commit, and of parts. What a former attempt to commit them has kept stays.
+-- _retried: whether what has failed is tried again; NULL: none is. _only: numbers of the failures to keep; NULL: all.
 CREATE FUNCTION keep_failures(_instance text[], _execution bigint[], _activity bigint[], _attempt bigint[], _kind text[],
-    _name text[], _error_type text[], _error text[]) RETURNS void
+    _name text[], _error_type text[], _error text[], _retried boolean[] = NULL, _only bigint[] = NULL) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried, failed_at, error)
-    SELECT f.instance_id, _execution[f.k], _activity[f.k], _attempt[f.k], _kind[f.k], _name[f.k], _error_type[f.k], false,
-        c.now, _error[f.k]
+    SELECT f.instance_id, _execution[f.k], _activity[f.k], _attempt[f.k], _kind[f.k], _name[f.k], _error_type[f.k],
+        coalesce(_retried[f.k], false), c.now, _error[f.k]
     FROM unnest(_instance) WITH ORDINALITY AS f (instance_id, k) CROSS JOIN (SELECT clock() AS now OFFSET 0) c
+    WHERE _only IS NULL OR f.k = ANY (_only)
     ON CONFLICT DO NOTHING
 $$;

@@ -104,11 +104,12 @@ CREATE TABLE history (
     PRIMARY KEY (instance_id, execution_id, event_id)
 ) STRICT, WITHOUT ROWID;
 
--- Suspended instances: why, since when, and which code has tried. execution_id and event_count: where it was suspended; beyond
--- that point, no code has tried. tried: a JSON array of code versions; the last is `code`. The row stays when the instance is
--- resumed: it tells the code that has tried from the code that has not.
+-- Suspended instances: why, since when, and which code has tried. name: of the orchestration. execution_id and event_count: where
+-- it was suspended; beyond that point, no code has tried. tried: a JSON array of code versions; the last is `code`. The row stays
+-- when the instance is resumed: it tells the code that has tried from the code that has not.
 CREATE TABLE suspensions (
     instance_id  TEXT PRIMARY KEY,
+    name         TEXT NOT NULL,
     execution_id INTEGER NOT NULL,
     event_count  INTEGER NOT NULL,
     error_type   TEXT NOT NULL,
@@ -121,7 +122,9 @@ CREATE TABLE suspensions (
     resumed_at   REAL -- NULL: it is suspended
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX suspensions_lasting ON suspensions (suspended_at) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_by_group ON suspensions (name, error_type, suspended_at, instance_id) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_by_name ON suspensions (name, suspended_at, instance_id) WHERE resumed_at IS NULL;
+CREATE INDEX suspensions_lasting ON suspensions (suspended_at, instance_id) WHERE resumed_at IS NULL;
 CREATE INDEX suspensions_open ON suspensions (suspended_at) WHERE resumed_at IS NULL AND needs_code;
 
 -- Executions that have ended, by the time of their end: with their instance (is_last), or because `continue_as_new` or a
@@ -190,6 +193,7 @@ CREATE TABLE failures (
 
 CREATE INDEX failures_by_time ON failures (failed_at, instance_id, execution_id, activity_id, attempt);
 CREATE INDEX failures_by_group ON failures (kind, name, error_type, failed_at, instance_id);
+CREATE INDEX failures_by_name ON failures (kind, name, failed_at, instance_id, execution_id, activity_id, attempt);
 CREATE INDEX failures_without_stack ON failures (failed_at) WHERE stack IS NULL;
 
 -- Resources that outlive a process: see `ResourceStore` in affinity/records.py. What uses one is in the labels of records.

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from affinity.conversation.journal import EndOutcome, JournalQuery, JournalRange, JournalWake, NewEntry, WakeEnd
-from affinity.provider.contract import WorkAck
+from affinity.conversation.journal import (
+    EndOutcome,
+    JournalQuery,
+    JournalRange,
+    JournalWake,
+    NewEntry,
+    WakeEnd,
+    WakeFailure,
+)
+from affinity.provider.contract import FailureFilter, WorkAck
 from affinity_conformance.providers.base import Rules
 from affinity_conformance.providers.builders import TIMEOUTS, turn
 from affinity_conformance.providers.cluster import Cluster
@@ -19,6 +28,8 @@ from affinity_conformance.providers.conversation.driver import (
     output,
     prune,
 )
+
+OUTCOMES: Final[Sequence[EndOutcome]] = ("retried", "failed", "failed", "retried")
 
 
 async def run_wake(
@@ -92,6 +103,44 @@ class JournalWakeRules(Rules):
         ]
         assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False]
         assert [[wake.seq for wake in await owner.conversation.wakes()] for owner in owners[1:3]] == [[3], []]
+
+    async def test_a_wake_that_fails_is_among_the_failures(self, cluster: Cluster) -> None:
+        """Of a batch of turns and of acks, those that pass; with the activity, and whether it is tried again (contract:
+        JournalWrite.failure).
+        """
+        names = [f"s{number}" for number in range(4)]
+        talk = await Conversation.open(cluster)
+        await talk.journals.append_journal([new_input(name) for name in names])
+        peer = await cluster.worker("a")
+        taken = {item.instance_id: item for item in await peer.take_instances(100)}
+        owners = [ConversationOwner(peer, Conversation(peer.provider, name), taken[name]) for name in names]
+        writes = [
+            await owner.new_write(
+                entries=[output()],
+                end=WakeEnd(outcome=outcome, read=1),
+                failure=WakeFailure(1, number, 2, "chat.wake", "ValueError", f"ValueError: é{number}"),
+                processed=0,
+            )
+            for number, (owner, outcome) in enumerate(zip(owners, OUTCOMES, strict=True))
+        ]
+        late = replace(writes[1], base=7)
+        turns = [turn(owner.at, parts=[write]) for owner, write in zip(owners[:2], [writes[0], late], strict=True)]
+        assert [result.committed for result in await peer.commit(*turns)] == [True, False]
+        await cluster.enqueue("s2", "s3")
+        items = await peer.take(2)
+        again = [writes[2], replace(writes[3], base=7)]
+        acks = [WorkAck(lock=item.lock, message="done", parts=[one]) for item, one in zip(items, again, strict=True)]
+        assert await peer.provider.ack_work_item(peer.identity, acks, TIMEOUTS) == [True, False]
+        (first,) = await peer.provider.list_failed_attempts("s0", 1, 10)
+        (second,) = await peer.provider.list_failed_attempts("s2", 1, 10)
+        assert (first.activity_id, first.attempt, first.name, first.error) == (0, 2, "chat.wake", "ValueError: é0")
+        assert (second.activity_id, second.error) == (2, "ValueError: é2")
+        found = await peer.provider.list_failures(FailureFilter(seconds=3600.0), 10)
+        assert {(each.instance_id, each.kind, each.is_retried) for each in found} == {
+            ("s0", "activity", True),
+            ("s2", "activity", False),
+        }
+        assert [each.count for each in (await peer.provider.group_failures(3600.0, 10, most=10)).groups] == [2]
 
     async def test_the_reply_is_of_the_wake_that_has_processed_the_input(self, cluster: Cluster) -> None:
         """All its entries, of earlier attempts and parts too, and no others (contract: JournalQuery.reply_to)."""

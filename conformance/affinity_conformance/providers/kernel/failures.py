@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from affinity.limits import FIRST_STACKS, LAST_STACKS
 from affinity.provider.contract import (
@@ -132,6 +132,8 @@ class FailureRules(Rules):
         assert sorted(rows[1:]) == [("activity", "OSError", 1, 1, False), ("orchestration", "OSError", 1, 1, False)]
         assert 60 <= (found.groups[0].last_at - found.groups[0].first_at).total_seconds() < 80
         assert 0 <= (found.now - found.groups[0].last_at).total_seconds() < 20
+        assert [(each.instance_id, each.error) for each in found.groups[:1]] == [(ENQUEUER, "ValueError: no")]
+        assert {(each.instance_id, each.error) for each in found.groups[1:]} == {("i", "no")}
         assert not found.is_cut
         assert (await a.provider.group_failures(86_400, 10, most=100)).groups[0].count == 3
         one = await a.provider.group_failures(HOUR, 1, most=1)
@@ -141,6 +143,69 @@ class FailureRules(Rules):
         assert counts == {"ValueError": (1, True), "OSError": (1, False)}
         await cluster.advance(2 * HOUR)
         assert (await a.provider.group_failures(HOUR, 10, most=100)).groups == []
+
+    async def test_suspended_instances_are_listed_until_they_go_on(self, cluster: Cluster) -> None:
+        """However long ago they were suspended, and under their present reason (contract: list_failures)."""
+        a = await cluster.worker("a")
+        assert await a.suspend(await a.own("old"))
+        await cluster.advance(2 * HOUR)
+        assert await a.suspend(await a.own("other", name="billing"), error_type="UnknownOrchestration", message="m")
+        await cluster.advance(60)
+        assert await a.suspend(await a.own("new"))
+        await end(a, "i", NewFailure(0, "order", "OSError", "no", 0))
+        provider = a.provider
+
+        async def pages(size: int, **conditions: Any) -> list[FailureRecord]:
+            found, where = list[FailureRecord](), FailureFilter(seconds=HOUR, **conditions)
+            page = await provider.list_failures(where, size)
+            while page:
+                found += page
+                page = await provider.list_failures(replace(where, after=place_of(page[-1])), size)
+            return found
+
+        for size in (1, 2, 100):
+            every = await pages(size)
+            assert [each.instance_id for each in every] == ["i", "new", "other", "old"]
+            assert [each.kind for each in every] == ["orchestration", *["suspension"] * 3]
+            of = await pages(size, kind="suspension", name=ORCHESTRATION)
+            assert [each.instance_id for each in of] == ["new", "old"]
+            assert await pages(size, kind="suspension", name=ORCHESTRATION, error_type="Nondeterminism") == of
+            assert await pages(size, kind="suspension", name=ORCHESTRATION, error_type="OSError") == []
+            assert [each.instance_id for each in await pages(size, kind="orchestration", name="order")] == ["i"]
+        other = every[2]
+        shown = (other.name, other.error_type, other.error, other.is_retried, other.execution_id, other.activity_id)
+        assert shown == ("billing", "UnknownOrchestration", "m", False, 1, 0)
+        assert await provider.resume_instance(["new"]) == ["resumed"]
+        assert await provider.delete_instance(["old"], force=True) == ["deleted"]
+        assert [each.instance_id for each in await pages(10)] == ["i", "other"]
+        assert [each.kind for each in (await provider.group_failures(HOUR, 10, most=10)).groups] == [
+            "suspension",
+            "orchestration",
+        ]
+
+    async def test_suspended_instances_are_counted_by_name_and_class(self, cluster: Cluster) -> None:
+        """Before all that goes on by itself, and however long ago (contract: group_failures)."""
+        a = await cluster.worker("a")
+        for name in ("s1", "s2", "s3"):
+            assert await a.suspend(await a.own(name))
+            await cluster.advance(2 * HOUR)
+        assert await a.suspend(await a.own("other"), error_type="UnknownOrchestration", message="m")
+        for number in range(4):
+            await end(a, f"i{number}", NewFailure(0, "order", "OSError", "no", 0))
+        found = await a.provider.group_failures(HOUR, 10, most=100)
+        rows = [(each.kind, each.error_type, each.count, each.instances, each.is_cut) for each in found.groups]
+        assert rows == [
+            ("suspension", "Nondeterminism", 3, 3, False),
+            ("suspension", "UnknownOrchestration", 1, 1, False),
+            ("orchestration", "OSError", 4, 4, False),
+        ]
+        first, second, _ = found.groups
+        assert (first.name, first.instance_id) == (ORCHESTRATION, "s3")
+        assert (second.instance_id, second.error) == ("other", "m")
+        assert 4 * HOUR <= (first.last_at - first.first_at).total_seconds() < 4.1 * HOUR
+        few = await a.provider.group_failures(HOUR, 1, most=2)
+        assert [(each.count, each.is_cut) for each in few.groups] == [(2, True)]
+        assert few.is_cut
 
     async def test_failures_go_with_their_instance_and_by_their_age(self, cluster: Cluster) -> None:
         """A sweep leaves those with a stack to the history of their execution (contract: Retention.failures)."""
