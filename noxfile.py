@@ -26,6 +26,7 @@ PROJECT: Final = nox.project.load_toml("pyproject.toml")
 NEWEST: Final = "constraints.txt"
 FLOORS: Final = "constraints-floors.txt"
 OLDEST: Final = "constraints-integrations.txt"
+ADK: Final = {"newest": "constraints-adk.txt", "oldest": "constraints-adk-oldest.txt"}
 
 PART: Final = [
     *(f"tests/test_{name}.py" for name in ("async_block", "constraints", "records", "startup", "telemetry")),
@@ -172,12 +173,37 @@ def integrations(session: nox.Session) -> None:
     """The tests of integrations with the oldest releases of their libraries: in a workflow, and not in .ci/run, whose
     tests have the newest.
     """
-    pins = {line.partition("==")[0]: line for line in (ROOT / OLDEST).read_text().split() if "==" in line}
-    newest = [line for line in (ROOT / NEWEST).read_text().split() if line.partition("==")[0] not in pins]
+    install(session, "test-all", constraints=with_pins(session, OLDEST))
+    session.run(*PYTEST, "-n", "2", *(session.posargs or ["tests/integrations"]))
+
+
+@nox.session
+@nox.parametrize("age", sorted(ADK))
+def adk(session: nox.Session, age: str) -> None:
+    """The tests of Google's ADK, with its newest and its oldest release: in a workflow, and not in .ci/run. Its
+    requirements do not fit the newest releases of other packages, so it is in no other session.
+    """
+    install(session, "adk", "mcp", "otel", "test", constraints=with_pins(session, ADK[age]))
+    session.install("-c", with_pins(session, ADK[age]), "google-adk[mcp]", "mypy")
+    os.environ["AFFINITY_TESTS_ADK"] = "required"
+    session.run("mypy", "-p", "affinity.integrations.adk")
+    of_telemetry = ["-W", "ignore:SelectableGroups:DeprecationWarning"]  # its oldest release on Python 3.11
+    files = session.posargs or ["tests/integrations/adk", "tests/test_telemetry.py", "tests/worker/test_telemetry.py"]
+    session.run(*PYTEST, "-n", "2", *of_telemetry, *files)
+
+
+def with_pins(session: nox.Session, file: str) -> str:
+    """The newest releases, but for the packages that this file pins."""
+    pins = {plain(line): line for line in (ROOT / file).read_text().split() if "==" in line}
+    newest = [line for line in (ROOT / NEWEST).read_text().split() if plain(line) not in pins]
     constraints = Path(session.create_tmp()) / "constraints.txt"
     constraints.write_text("\n".join([*newest, *pins.values()]))
-    install(session, "test-all", constraints=str(constraints))
-    session.run(*PYTEST, "-n", "2", *(session.posargs or ["tests/integrations"]))
+    return str(constraints)
+
+
+def plain(pin: str) -> str:
+    """The package of a pin, in one spelling."""
+    return pin.partition("==")[0].lower().replace("_", "-")
 
 
 def add_session(minor: str, path: str, tags: list[str]) -> None:

@@ -71,6 +71,23 @@ def test_the_oldest_libraries_of_integrations_are_tested() -> None:
     assert oldest.keys() >= COMPANIONS
 
 
+def test_the_releases_of_adk_are_tested_with_the_newest_of_other_packages() -> None:
+    """`nox -s adk` installs them: the oldest that the extra declares, and a newer one."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (floor,) = floors_of(extras["adk"]).values()
+    (telemetry,) = floors_of(extras["otel"]).values()
+    newest, oldest = pins("constraints-adk.txt"), pins("constraints-adk-oldest.txt")
+    assert Version(oldest["google-adk"]) == Version(floor) < Version(newest["google-adk"])
+    assert Version(oldest["opentelemetry-api"]).release[:2] == Version(telemetry).release[:2]
+    assert oldest.keys() - newest.keys() == {"fastapi"}
+    others = pins("constraints.txt")
+    assert {name for name in newest if name in others and not name.startswith("opentelemetry")} == {
+        "tenacity",
+        "watchdog",
+        "websockets",
+    }
+
+
 def test_the_floors_differ_from_the_pins_in_what_the_project_needs_only() -> None:
     newest = pins("constraints.txt")
     differ = {name for name, pin in pins("constraints-floors.txt").items() if newest.get(name) != pin}

@@ -18,7 +18,7 @@ import pytest
 import affinity
 from affinity import errors
 from tests.support.extras import MODULES, needs
-from tests.support.public_names import FOR_APPLICATIONS, PUBLIC, WITHOUT_LIST
+from tests.support.public_names import FOR_APPLICATIONS, NOT_INSTALLED, PUBLIC, WITHOUT_LIST
 
 pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 
@@ -147,7 +147,7 @@ def test_each_package_that_exports_names_is_listed_as_public() -> None:
     roots = (ROOT / "affinity", ROOT / "conformance" / "affinity_conformance")
     found = {module for root in roots for module, text in modules_of(root) if "\n__all__" in text}
     internal = {module for module in found if any(f"{module}.".startswith(f"{each}.") for each in INTERNAL)}
-    assert found - internal == PUBLIC.keys()
+    assert found - internal == PUBLIC.keys() | NOT_INSTALLED.keys()
     assert INTERNAL - found == set()
 
 
@@ -245,10 +245,11 @@ def test_the_documentation_names_what_is_public() -> None:
     page = (ROOT / "docs" / "learn" / "names.md").read_text()
     sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
     elsewhere = {each for each in FOR_APPLICATIONS if ".contract" in each or "conformance" in each}
-    assert {module for module, _ in sections} == FOR_APPLICATIONS - elsewhere
+    assert {module for module, _ in sections} == FOR_APPLICATIONS - elsewhere | NOT_INSTALLED.keys()
+    public = {**PUBLIC, **NOT_INSTALLED}
     for module, text in sections:
         table = [line for line in text.splitlines() if line.startswith("|")]
-        assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(PUBLIC[module]), module
+        assert sorted(re.findall(r"`(\w+)`", "\n".join(table))) == sorted(public[module]), module
 
 
 def test_what_pages_and_examples_import_is_public() -> None:
@@ -261,10 +262,11 @@ def test_what_pages_and_examples_import_is_public() -> None:
         for found in re.findall(r"(?:from|import) (affinity(?:_conformance)?\.[.\w]+)", text)
     }
     used.pop("affinity.demo.conversations")  # the conversations of the demo, for one example
-    assert {module: file for module, file in used.items() if module not in {*PUBLIC, *WITHOUT_LIST}} == {}
+    public = {**PUBLIC, **NOT_INSTALLED}
+    assert {module: file for module, file in used.items() if module not in {*public, *WITHOUT_LIST}} == {}
     names = [(file, module, name) for file, text in texts.items() for module, name in imported(text)]
     assert len(names) > 100
-    assert [each for each in names if each[1] in PUBLIC and each[2] not in PUBLIC[each[1]]] == []
+    assert [each for each in names if each[1] in public and each[2] not in public[each[1]]] == []
 
 
 def test_tests_import_public_names_from_their_place() -> None:
@@ -328,6 +330,9 @@ def test_each_attribute_of_a_span_is_in_the_documentation() -> None:
 def exists(path: list[str]) -> bool:
     """Whether the package has it: modules are imported as far as there are any."""
     value: Any = affinity
+    for module, names in NOT_INSTALLED.items():
+        if ["affinity", *path][: module.count(".") + 1] == module.split("."):
+            return {*path[module.count(".") :]} <= names
     for n, part in enumerate(path, 1):
         if not hasattr(value, part):
             try:

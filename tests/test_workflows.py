@@ -64,7 +64,7 @@ BY_HAND: Final = {"bench"}
 
 AT_NIGHT: Final = {"coverage", "majors", "nightly"}
 
-ONLY_A_JOB: Final = {"integrations", "older", "slow"}
+ONLY_A_JOB: Final = {"adk", "integrations", "older", "slow"}
 """Sessions for which one machine that runs the others, by .ci/run --all, has no time."""
 
 

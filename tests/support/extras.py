@@ -15,6 +15,11 @@ REQUIRED: Final = os.environ.get("AFFINITY_TESTS_EXTRAS") == "required"
 OF_INTEGRATIONS: Final = frozenset({"agents", "langgraph", "mcp", "pydantic_ai"})
 """Those that `test-core` has not: the oldest releases of other dependencies do not fit them."""
 
+ELSEWHERE: Final = frozenset() if os.environ.get("AFFINITY_TESTS_ADK") == "required" else frozenset({"google.adk"})
+"""Those that `test-all` has not, whose releases of other packages do not fit them: `nox -s adk` has them, and sets the
+variable. In all other sessions what needs them is skipped.
+"""
+
 MODULES: Final = OF_INTEGRATIONS | frozenset(
     {
         "aiosqlite",
@@ -58,7 +63,10 @@ class Module(pytest.Module):
             return super().collect()
         except self.CollectError as error:
             cause = error.__cause__
-            name = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
+            name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+            if name in ELSEWHERE | {"google"}:
+                return pytest.skip(f"{os.path.relpath(self.path)} needs {name}: nox -s adk", allow_module_level=True)
+            name = name.partition(".")[0]
             if REQUIRED or name not in MODULES or find_spec(name) is not None:
                 raise
             place = os.path.relpath(self.path, self.config.rootpath)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tests.support.extras import MODULES, REQUIRED
+from tests.support.extras import ELSEWHERE, MODULES, REQUIRED
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -25,13 +25,29 @@ def _is_installed(module: str) -> bool:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if REQUIRED or not module.startswith("affinity.integrations.") or error.name not in MODULES:
+        if error.name not in ELSEWHERE and (
+            REQUIRED or not module.startswith("affinity.integrations.") or error.name not in MODULES
+        ):
             raise
         return False
     return True
 
 
-FOR_APPLICATIONS: Final = frozenset(filter(_is_installed, re.findall(r"`(affinity[.\w]*)`", _ROWS[0]))) - WITHOUT_LIST
+def _names_in_source(module: str) -> frozenset[str]:
+    """What `__all__` lists, read without an import."""
+    text = (ROOT.joinpath(*module.split(".")) / "__init__.py").read_text()
+    found = re.search(r"^__all__ = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    return frozenset(re.findall(r'"(\w+)"', found[1] if found else ""))
+
+
+_LISTED: Final = frozenset(re.findall(r"`(affinity[.\w]*)`", _ROWS[0]))
+
+FOR_APPLICATIONS: Final = frozenset(filter(_is_installed, _LISTED)) - WITHOUT_LIST
+
+NOT_INSTALLED: Final[Mapping[str, frozenset[str]]] = {
+    module: _names_in_source(module) for module in sorted(_LISTED - FOR_APPLICATIONS - WITHOUT_LIST)
+}
+"""Public modules whose library is not here, with their names."""
 
 FOR_EXTENSIONS: Final = frozenset(re.findall(r"`(affinity[.\w]*)`", _ROWS[1])) - FOR_APPLICATIONS - {"affinity.agent"}
 

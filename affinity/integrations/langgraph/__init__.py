@@ -9,7 +9,6 @@ items           `AffinityStore`: values by namespace and key, for all threads
 fence           who may write to a thread, and `ThreadConflict`
 threads         the reads and writes of threads
 writing         group commit of what runs write
-database        connections, transactions, errors
 ==============  ========================================================================================
 """
 

@@ -20,10 +20,10 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from affinity.errors import InvalidId, InvalidOptions
+from affinity.integrations.database import CONNECTIONS, Connection, Database
 from affinity.integrations.langgraph import threads
-from affinity.integrations.langgraph.database import CONNECTIONS, Connection, Database
 from affinity.integrations.langgraph.fence import TOKEN, Fence, Place, Token, is_run
-from affinity.integrations.langgraph.threads import PAGE, Conditions, Put, Results, Row, Stored
+from affinity.integrations.langgraph.threads import PAGE, TABLES, Conditions, Put, Results, Row, Stored
 from affinity.integrations.langgraph.writing import Writer
 
 MAX_ID: Final = 256
@@ -67,7 +67,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         super().__init__(serde=serde)
         if connections < 1:
             raise InvalidOptions(f"connections={connections}: at least one is needed")
-        self._database = Database(url, connections)
+        self._database = Database(url, TABLES, connections)
         self._fence = Fence()
         self._writer = Writer(self._database, self._fence)
 

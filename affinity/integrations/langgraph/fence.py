@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from affinity.errors import AffinityError
-from affinity.integrations.langgraph.database import Connection
+from affinity.integrations.database import Connection
 
 TOKEN: Final = "__affinity_writer"  # noqa: S105 -- no secret
 """Key of the token in a ``configurable``. LangGraph keeps keys with this beginning out of metadata."""

@@ -23,7 +23,8 @@ from langgraph.store.base import (
 )
 
 from affinity.errors import InvalidInput, InvalidOptions, NotSerializable
-from affinity.integrations.langgraph.database import CONNECTIONS, Connection, Database
+from affinity.integrations.database import CONNECTIONS, Connection, Database
+from affinity.integrations.langgraph.threads import TABLES
 
 _PAGE: Final = 200
 """Items that are read together where values are compared."""
@@ -58,7 +59,7 @@ class AffinityStore(BaseStore):
         super().__init__()
         if connections < 1:
             raise InvalidOptions(f"connections={connections}: at least one is needed")
-        self._database = Database(url, connections)
+        self._database = Database(url, TABLES, connections)
 
     def setup(self) -> None:
         """Make the tables, unless they are there. The first call of a role that may do so makes them too.

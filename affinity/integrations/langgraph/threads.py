@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from affinity.integrations.langgraph.database import Connection
+from affinity.integrations.database import Connection, Tables
 from affinity.integrations.langgraph.fence import Fence, Place, ThreadConflict, Token
+
+TABLES: Final = Tables("langgraph", __package__, 1, "threads", "AffinitySaver(url).setup()")
 
 PAGE: Final = 100
 """Checkpoints of a listing that are read together."""

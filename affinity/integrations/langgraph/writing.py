@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from affinity.errors import ConnectionLost, Contention, ProviderError
+from affinity.integrations.database import Connection, Database
 from affinity.integrations.langgraph import threads
-from affinity.integrations.langgraph.database import Connection, Database
 from affinity.integrations.langgraph.fence import Fence, Place, ThreadConflict, Token
 from affinity.integrations.langgraph.threads import Put, Results, Stored
 

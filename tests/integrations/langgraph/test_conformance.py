@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +24,8 @@ from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, gen
 from langgraph.checkpoint.serde.types import INTERRUPT
 
 from affinity.errors import ConnectionLost, InvalidId, InvalidOptions, InvalidUrl, SchemaMismatch
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database
+from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, checkpointer
+from affinity.integrations.langgraph.threads import TABLES
 from tests.conftest import Servers
 
 pytestmark = pytest.mark.anyio
@@ -198,7 +200,7 @@ async def test_tables_of_a_later_release_are_refused(url: str, tmp_path: Path, m
     """Before anything is written to them."""
     with AffinitySaver(url) as saver:
         await saver.asetup()
-    monkeypatch.setattr(database, "VERSION", 0)
+    monkeypatch.setattr(checkpointer, "TABLES", replace(TABLES, version=0))
     with (
         AffinitySaver(url) as saver,
         pytest.raises(SchemaMismatch, match="version 1, and this release knows version 0"),

@@ -17,7 +17,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
 
 from affinity.errors import AffinityError, ConnectionLost
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database, threads
+from affinity.integrations import database
+from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, threads
 from affinity.integrations.langgraph.fence import TOKEN, Place, Token
 from tests.integrations.langgraph.graphs import Log, chain, line, says, thread
 

@@ -15,9 +15,10 @@ from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, gen
 from langgraph.checkpoint.serde.types import ERROR
 
 from affinity.errors import Contention, DataRefused
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, database, writing
+from affinity.integrations import database
+from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, writing
 from affinity.integrations.langgraph.fence import Place, Token
-from affinity.integrations.langgraph.threads import Put, Results, Stored
+from affinity.integrations.langgraph.threads import TABLES, Put, Results, Stored
 
 pytestmark = pytest.mark.anyio
 
@@ -253,7 +254,7 @@ def test_no_write_and_no_read_of_a_run_scans_a_table(saver: AffinitySaver, monke
 
     def explained(driver: Any, name: str, parameters: Any = {}) -> Any:  # noqa: B006 -- not changed
         if name in {"write", "latest", "one", "writes_of"}:
-            text = database.statement(name, "postgresql")
+            text = TABLES.statement(name, "postgresql")
             plans[name] = str(driver._connection.execute(f"EXPLAIN {text}", parameters).fetchall())
         return fetch(driver, name, parameters)
 

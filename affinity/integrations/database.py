@@ -1,4 +1,4 @@
-"""Connections, transactions and errors of a database of threads: one form for SQLite and PostgreSQL, sync and async.
+"""Connections, transactions and errors of the tables of a plug: one form for SQLite and PostgreSQL, sync and async.
 
 Calls run on the threads of a small pool, each with a connection of its own. So the async form of a call is the sync
 form, awaited, and both run the same statements.
@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -42,9 +43,6 @@ Parameters: TypeAlias = Mapping[str, object]
 Mode: TypeAlias = Literal["read", "write", "group"]
 """What a transaction is for. On PostgreSQL only one for writes has several statements: a group of writes is one."""
 
-VERSION: Final = 1
-"""Of the tables."""
-
 CONNECTIONS: Final = 4
 """Connections of a pool, which are opened when they are needed."""
 
@@ -66,27 +64,49 @@ _SCHEMA_LOCK: Final = 0x61666C67
 """Key of the lock under which PostgreSQL's tables are made."""
 
 
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a plug, ``affinity_NAME_*``, one of which has their version, and its statements."""
+
+    name: str
+    package: str  # has queries.sql, postgres_schema.sql and sqlite_schema.sql
+    version: int
+    contents: str  # for messages, such as "threads"
+    setup: str  # the call that makes them, for messages
+
+    @property
+    def schema_table(self) -> str:
+        """Name of the table that has the version."""
+        return f"affinity_{self.name}_schema"
+
+    def statement(self, name: str, engine: Engine) -> LiteralString:
+        """Return a statement of ``queries.sql``, with the parameters as the driver writes them."""
+        return _statement(self.package, name, engine)
+
+    def schema(self, engine: Engine) -> Sequence[LiteralString]:
+        """Return the statements that create the tables."""
+        return _schema(self.package, engine)
+
+
 @cache
-def statement(name: str, engine: Engine) -> LiteralString:
-    """Return a statement of ``queries.sql``, with the parameters as the driver writes them."""
-    text = _statements()[name]
+def _statement(package: str, name: str, engine: Engine) -> LiteralString:
+    text = _statements(package)[name]
     if engine == "postgresql":
         text = re.sub(r"(?<!:):(\w+)", r"%(\1)s", text)
     return text  # of a file of this package
 
 
 @cache
-def _statements() -> dict[str, str]:
-    text = (files(__package__) / "queries.sql").read_text(encoding="utf-8")
+def _statements(package: str) -> dict[str, str]:
+    text = (files(package) / "queries.sql").read_text(encoding="utf-8")
     parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)[1:]
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 @cache
-def schema(engine: Engine) -> Sequence[LiteralString]:
-    """Return the statements that create the tables."""
+def _schema(package: str, engine: Engine) -> Sequence[LiteralString]:
     name = "postgres_schema.sql" if engine == "postgresql" else "sqlite_schema.sql"
-    text = (files(__package__) / name).read_text(encoding="utf-8")
+    text = (files(package) / name).read_text(encoding="utf-8")
     return [each for each in re.sub(r"--.*", "", text).split(";") if each.strip()]
 
 
@@ -122,17 +142,17 @@ class _Driver(Connection, Protocol):
 class Database:
     """The pool of connections to one database. Nothing is opened before the first call."""
 
-    def __init__(self, url: str, connections: int = CONNECTIONS) -> None:
+    def __init__(self, url: str, tables: Tables, connections: int = CONNECTIONS) -> None:
         """Check the URL.
 
         Raises:
             InvalidUrl: it names neither a PostgreSQL database nor an SQLite file.
         """
-        self._open = opener(url)
+        self._open, self._tables = opener(url, tables), tables
         self._local = threading.local()
         self._lock = threading.Lock()
         self._drivers: list[_Driver] = []
-        self._pool = ThreadPoolExecutor(connections, thread_name_prefix="affinity-langgraph")
+        self._pool = ThreadPoolExecutor(connections, thread_name_prefix=f"affinity-{tables.name}")
         self._finalizer = weakref.finalize(self, _close_all, self._pool, self._drivers)  # for who never calls `close`
 
     def run(self, function: Callable[[Connection], T], mode: Mode = "write") -> T:
@@ -182,7 +202,7 @@ class Database:
         if driver is None:
             driver = self._open()
             try:
-                _prepare(driver)
+                _prepare(driver, self._tables)
             except BaseException:
                 driver.close()
                 raise
@@ -204,7 +224,7 @@ def _close_all(pool: ThreadPoolExecutor, drivers: list[_Driver]) -> None:
         drivers.pop().close()
 
 
-def _prepare(driver: _Driver) -> None:
+def _prepare(driver: _Driver, tables: Tables) -> None:
     """Make the tables unless they are there.
 
     Raises:
@@ -214,25 +234,25 @@ def _prepare(driver: _Driver) -> None:
         driver.create_tables()
     with driver.transaction("read"):
         ((found,),) = driver.fetch("version")
-    if found != VERSION:
+    if found != tables.version:
         raise SchemaMismatch(
-            f"the tables of threads have version {found}, and this release knows version {VERSION}: use the release of "
-            "affinity-workflows that has made them"
+            f"the tables of {tables.contents} have version {found}, and this release knows version {tables.version}: "
+            "use the release of affinity-workflows that has made them"
         )
 
 
-def opener(url: str) -> Callable[[], _Driver]:
+def opener(url: str, tables: Tables) -> Callable[[], _Driver]:
     """Return the function that opens a connection to this database.
 
     Raises:
         InvalidUrl: see `Database`.
     """
     if (path := sqlite_path(url)) is not None:
-        return lambda: _Sqlite(path)
+        return lambda: _Sqlite(path, tables)
     if urlsplit(url).scheme in {"postgresql", "postgres"}:
         direct = _direct_url(url)
-        return lambda: _Postgres(direct)
-    raise InvalidUrl("the database of threads is postgresql://… or sqlite:///…")
+        return lambda: _Postgres(direct, tables)
+    raise InvalidUrl(f"the database of {tables.contents} is postgresql://… or sqlite:///…")
 
 
 def _direct_url(url: str) -> str:
@@ -251,7 +271,8 @@ def _direct_url(url: str) -> str:
 class _Sqlite:
     writes_groups = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tables: Tables) -> None:
+        self._tables = tables
         with _sqlite_errors():
             # Another thread may close it, when no call goes on.
             self._connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
@@ -259,11 +280,11 @@ class _Sqlite:
 
     def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
         with _sqlite_errors():
-            return self._connection.execute(statement(name, "sqlite"), dict(parameters)).fetchall()
+            return self._connection.execute(self._tables.statement(name, "sqlite"), dict(parameters)).fetchall()
 
     def run_all(self, name: str, parameters: Iterable[Parameters]) -> None:
         with _sqlite_errors():
-            self._connection.executemany(statement(name, "sqlite"), [dict(each) for each in parameters])
+            self._connection.executemany(self._tables.statement(name, "sqlite"), [dict(each) for each in parameters])
 
     @contextmanager
     def transaction(self, mode: Mode = "write") -> Iterator[None]:
@@ -290,15 +311,15 @@ class _Sqlite:
             self._connection.execute("RELEASE part")
 
     def has_tables(self) -> bool:
-        text = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'affinity_langgraph_schema'"
+        text = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         with _sqlite_errors():
-            return self._connection.execute(text).fetchone() is not None
+            return self._connection.execute(text, [self._tables.schema_table]).fetchone() is not None
 
     def create_tables(self) -> None:
         with _sqlite_errors():
             self._connection.execute("PRAGMA journal_mode = WAL")
             with self.transaction():
-                for text in schema("sqlite"):
+                for text in self._tables.schema("sqlite"):
                     self._connection.execute(text)
                 self.fetch("set_version")
 
@@ -328,9 +349,10 @@ def _sqlite_errors() -> Iterator[None]:
 class _Postgres:
     writes_groups = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tables: Tables) -> None:
         import psycopg  # a program with SQLite only does without
 
+        self._tables = tables
         self._psycopg = psycopg
         with self._errors():
             self._connection: Any = psycopg.connect(url, autocommit=True)
@@ -338,12 +360,12 @@ class _Postgres:
 
     def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
         with self._errors():
-            cursor = self._connection.execute(statement(name, "postgresql"), parameters)
+            cursor = self._connection.execute(self._tables.statement(name, "postgresql"), parameters)
             return cursor.fetchall() if cursor.description is not None else ()
 
     def run_all(self, name: str, parameters: Iterable[Parameters]) -> None:
         with self._errors(), self._connection.cursor() as cursor:
-            cursor.executemany(statement(name, "postgresql"), list(parameters))
+            cursor.executemany(self._tables.statement(name, "postgresql"), list(parameters))
 
     @contextmanager
     def transaction(self, mode: Mode = "write") -> Iterator[None]:
@@ -355,20 +377,22 @@ class _Postgres:
 
     def has_tables(self) -> bool:
         with self._errors():
-            row = self._connection.execute("SELECT to_regclass('affinity_langgraph_schema') IS NOT NULL").fetchone()
+            text = "SELECT to_regclass(%s) IS NOT NULL"
+            row = self._connection.execute(text, [self._tables.schema_table]).fetchone()
         return bool(row[0])
 
     def create_tables(self) -> None:
         try:
             with self.transaction():
                 self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_SCHEMA_LOCK])
-                for text in schema("postgresql"):
+                for text in self._tables.schema("postgresql"):
                     self._connection.execute(text)
                 self.fetch("set_version")
         except AccessDenied as error:
             raise AccessDenied(
-                "this role may not make the tables of threads: call `AffinitySaver(url).setup()` once with a role that "
-                "may, and give this role SELECT, INSERT, UPDATE and DELETE on the tables affinity_langgraph_*",
+                f"this role may not make the tables of {self._tables.contents}: call `{self._tables.setup}` once with "
+                "a role that may, and give this role SELECT, INSERT, UPDATE and DELETE on the tables "
+                f"affinity_{self._tables.name}_*",
                 error.code,
             ) from error
 
