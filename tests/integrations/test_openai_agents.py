@@ -190,9 +190,13 @@ async def test_a_session_is_a_list_of_items() -> None:
     (await session.get_items())[0].clear()  # type: ignore[union-attr]
     assert state.items == added
     assert await session.pop_item() == added[3]
-    few = StateSession("s", state, session_settings=SessionSettings(limit=1))
-    assert await few.get_items() == added[2:3]
-    assert await few.get_items(2) == added[1:3]
+    for settings in (SessionSettings(limit=1), {"limit": 1}):
+        few = StateSession("s", state, session_settings=settings)
+        assert await few.get_items() == added[2:3]
+        assert await few.get_items(2) == added[1:3]
+    assert session.session_settings == SessionSettings()
+    with pytest.raises(TypeError, match="limits"):
+        StateSession("s", state, session_settings={"limits": 1})
     await session.clear_session()
     assert (await session.get_items(), await session.pop_item(), state.items) == ([], None, [])
     with pytest.raises(NotSerializable, match="session 's'"):

@@ -26,15 +26,27 @@ class StateSession(SessionABC):
     ``OpenAIResponsesCompactionSession`` may have it as its underlying session.
     """
 
-    def __init__(self, session_id: str, state: HasItems, /, *, session_settings: SessionSettings | None = None) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        state: HasItems,
+        /,
+        *,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
         """Use the items of a state.
 
         Args:
             session_id: as the SDK shows it, such as the id of the conversation.
             state: of the conversation, with a field ``items``.
-            session_settings: with the number of items that a run is given, the newest ones.
+            session_settings: with the number of items that a run is given, the newest ones; also as a dictionary.
+
+        Raises:
+            TypeError: the dictionary has an unknown setting.
         """
         self.session_id = session_id
+        if not isinstance(session_settings, SessionSettings):
+            session_settings = SessionSettings().resolve(session_settings)
         self.session_settings = session_settings
         self._state = state
 
