@@ -254,6 +254,12 @@ def shown(result: object) -> JsonValue:
     return from_json(text) if len(text) <= MAX_SHOWN_RESULT else text[:MAX_SHOWN_RESULT].decode(errors="ignore") + " …"
 
 
+def shown_arguments(arguments: Mapping[str, object]) -> dict[str, Any]:
+    """Return the JSON form of a call's arguments, for readers: of a number that is not finite, its name."""
+    found: dict[str, Any] = from_json(to_json(arguments, fallback=str, inf_nan_mode="strings"))
+    return found
+
+
 @contextmanager
 def put(variable: ContextVar[Any], value: Any) -> Iterator[None]:
     """Give a context variable a value in the block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
@@ -19,16 +20,19 @@ from agents import (
     Agent,
     GuardrailFunctionOutput,
     InputGuardrail,
+    ModelResponse,
     OutputGuardrail,
     RunConfig,
     RunContextWrapper,
     Runner,
     ToolOutputText,
+    Usage,
     function_tool,
     handoff,
 )
 from agents.exceptions import InputGuardrailTripwireTriggered
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
+from openai.types.responses import ResponseOutputMessage
 from pydantic import BaseModel
 
 import affinity
@@ -271,6 +275,29 @@ async def test_an_approval_over_a_crash_runs_its_tool_once(server: str | None, c
         ]
 
 
+async def test_a_rule_for_approvals_is_asked_as_the_sdk_asks_it() -> None:
+    """The rule sees what the model has written, which is not what the tool gets: then the newest SDK asks a person."""
+    shop, paid = Shop([[call("pay", '{"cents": "500"}')], "{0}"]), list[int]()
+
+    async def is_large(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
+        return bool(arguments["cents"] == 500)
+
+    @function_tool(needs_approval=is_large)
+    async def pay(cents: int) -> str:
+        paid.append(cents)
+        return "paid"
+
+    shop.agent.tools.append(pay)
+    plain = await Runner.run(shop.agent, "go")
+    paid.clear()
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        reply = await talk.ask(UserMessage("go"))
+        assert reply.requires_action == bool(plain.interruptions) == (not paid)
+        for request in await talk.requests():
+            reply = await talk.reply(await talk.answer(request.request_id, allowed=True))
+        assert (reply.text, paid) == ("paid", [500])
+
+
 async def test_a_refusal_is_read_by_the_model() -> None:
     shop = Shop(REFUND)
     async with talk_to(None, shop.conversations()) as (_, talk):
@@ -446,7 +473,10 @@ class Parcel(BaseModel):
     weight: int
 
 
-@pytest.mark.parametrize("result", ["text", 7, {"a": [1]}, None, Parcel(weight=3), ToolOutputText(text="part")])
+PART = ToolOutputText(text="part")
+
+
+@pytest.mark.parametrize("result", ["text", 7, {"a": [1]}, None, Parcel(weight=3), PART, [PART, PART], (PART, PART)])
 async def test_the_model_reads_a_recorded_result_as_it_reads_another_one(result: Any) -> None:
     shop, outputs = Shop([[call("look", "{}")], "{0}"]), list[str]()
 
@@ -460,6 +490,95 @@ async def test_the_model_reads_a_recorded_result_as_it_reads_another_one(result:
     async with talk_to(None, shop.conversations()) as (_, talk):
         outputs.append((await talk.ask(UserMessage("go"))).text)
     assert outputs[0] == outputs[1]
+
+
+async def test_the_model_reads_a_recorded_result_by_its_schema() -> None:
+    shop, outputs = Shop([[call("look", "{}")], "{0}"]), list[str]()
+
+    @function_tool(output_type=Parcel)
+    async def look() -> Parcel:
+        return Parcel(weight=3)
+
+    shop.agent.tools.append(look)
+    outputs.append(str((await Runner.run(shop.agent, "go")).final_output))
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        outputs.append((await talk.ask(UserMessage("go"))).text)
+    assert outputs == ['{"weight":3}', '{"weight":3}']
+
+
+@pytest.mark.parametrize("end", ["timeout", "failure"])
+async def test_an_error_of_a_tool_with_a_schema_needs_no_schema(end: str) -> None:
+    shop = Shop([[call("look", "{}")], [call("refund")], "{0}"])
+
+    @function_tool(output_type=Parcel, timeout=0.01 if end == "timeout" else None)
+    async def look() -> Parcel:
+        if end == "timeout":
+            await anyio.sleep_forever()
+        raise ConnectionError
+
+    shop.agent.tools.append(look)
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        reply = await talk.reply(await talk.answer(request.request_id, allowed=True))
+    said = {"timeout": "Tool 'look' timed out after 0.01 seconds.", "failure": "An error occurred while running"}
+    assert reply.text.startswith(said[end])
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancelled"])
+async def test_a_tool_that_has_no_result_in_time_or_was_cancelled_is_not_called_again(end: str) -> None:
+    """The model reads what the SDK says of it, in each wake the same."""
+    shop, calls = Shop([[call("look", "{}")], [call("refund")], "{0}, {1}"]), list[str]()
+
+    @function_tool(timeout=0.01 if end == "timeout" else None)
+    async def look() -> str:
+        calls.append(end)
+        if end == "timeout":
+            await anyio.sleep_forever()
+        raise asyncio.CancelledError
+
+    shop.agent.tools.append(look)
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        reply = await talk.reply(await talk.answer(request.request_id, allowed=True))
+    said = {"timeout": "Tool 'look' timed out after 0.01 seconds.", "cancelled": "An error occurred while running"}
+    assert reply.text.startswith(said[end])
+    assert (calls, shop.model.calls) == ([end], {0: 1, 1: 1, 2: 1})
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_arguments_that_json_does_not_have_are_shown_as_text(number: str) -> None:
+    shop = Shop([[call("refund", f'{{"cents": {number}}}')], "{0}"])
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        (use,) = await talk.history(kinds=[ToolUse])
+        assert isinstance(use.event, ToolUse)
+        assert use.event.arguments == {"cents": "Infinity" if number == "1e999" else number}
+
+
+async def test_a_response_that_the_library_does_not_know_yet_is_kept_as_it_is() -> None:
+    """The library does not check what the API answers. The recorded answer is not checked either."""
+    message: Any = ResponseOutputMessage.construct(type="message", role="assistant", content=[], status="new")
+    shop, found, failures = Shop(["hello"]), list[Any](), list[int]()
+    kind = affinity.Conversations(OpenAIState, kind="newer")
+
+    @kind.on_wake(retry=RETRY)
+    async def respond(wake: Wake, state: OpenAIState) -> None:
+        async with openai_run(wake) as run:
+            result = await run.run(shop.agent, run.prompt)
+            found.append(result.raw_responses[0].output[0])
+            if not failures:
+                failures.append(1)
+                raise ConnectionError
+
+    async def answer(*given: Any, **options: Any) -> ModelResponse:
+        return ModelResponse(output=[message], usage=Usage(), response_id=None)
+
+    shop.model.get_response = answer  # type: ignore[method-assign]
+    async with talk_to(None, kind) as (_, talk):
+        await talk.ask(UserMessage("go"))
+    assert found == [message, message]
 
 
 async def test_a_tool_that_runs_once_tells_the_model_that_its_outcome_is_not_known(server: str | None) -> None:

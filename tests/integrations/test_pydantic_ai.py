@@ -264,6 +264,21 @@ async def test_a_request_expires() -> None:
         assert (await transcript(talk))[-1] == "charge 5 done, no answer came in time"
 
 
+async def test_arguments_that_json_does_not_have_are_shown_as_text() -> None:
+    shop = Shop([[ToolCallPart("weigh", '{"grams": NaN}', tool_call_id="w")], "{0}"])
+
+    @shop.agent.tool_plain(requires_approval=True)
+    async def weigh(grams: float) -> str:
+        return f"weighed {grams}"
+
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        assert isinstance(request.event, ToolConfirmation)
+        assert request.event.arguments == {"grams": "NaN"}
+        assert (await talk.reply(await talk.answer(request.request_id, allowed=True))).text == "weighed nan"
+
+
 async def test_two_approvals_wait_together(server: str | None) -> None:
     shop = Shop([[call("refund", cents=1), call("refund", cents=2)], "{0}, {1}"])
     async with talk_to(server, shop.conversations()) as (env, talk):

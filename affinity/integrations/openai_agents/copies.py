@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from agents import Agent, FunctionTool, GuardrailFunctionOutput, Handoff, Model, OutputGuardrail, RunConfig
 from agents.guardrail import InputGuardrail
 from agents.mcp import MCPServer
+from agents.tool import invoke_function_tool
 from agents.tool_context import ToolContext
+from pydantic_core import from_json
 
 from affinity.integrations.agent_runs import StepOptions, ToolCall
 from affinity.integrations.openai_agents.models import DurableModel, DurableProvider
 from affinity.integrations.openai_agents.recording import StepsOfRun, arguments_of
 from affinity.integrations.openai_agents.servers import RecordedServer, Servers
+
+_HAS_FAILED: Final = "_function_tool_default_failure_handled"
+"""Attribute of a tool's context by which the SDK knows a text of its own about an error, which has no schema."""
 
 
 class AgentCopies:
@@ -27,7 +33,7 @@ class AgentCopies:
 
     def has(self, agent: object) -> bool:
         """Return whether an agent is a copy."""
-        return any(copy is agent for _, copy in self._known.values())
+        return any(known is agent for _, known in self._known.values())
 
     def of(self, agent: Agent[Any]) -> Agent[Any]:
         """Return the copy of an agent. Agents may hand over to each other in a circle."""
@@ -69,12 +75,19 @@ class AgentCopies:
         async def invoke(context: ToolContext[Any], arguments: str) -> Any:
             async def body() -> Any:
                 await self._servers.connect(servers)  # an error of this is not for the model
-                return await tool.on_invoke_tool(context, arguments)
+                if tool.timeout_seconds is None:
+                    return await tool.on_invoke_tool(context, arguments)
+                return await invoke_function_tool(function_tool=tool, context=context, arguments=arguments)
 
             call = ToolCall(tool.name, context.tool_call_id, arguments_of(arguments))
-            return await self._run._call_tool(call, options, body)
+            has_schema = tool.output_json_schema is not None
+            found = await self._run._call_tool(call, options, body, has_schema=has_schema)
+            if has_schema and not _is_object(found):
+                setattr(context, _HAS_FAILED, True)
+            return found
 
-        return replace(tool, on_invoke_tool=invoke)
+        invoker = _invoker_like(tool.on_invoke_tool, invoke)
+        return replace(tool, on_invoke_tool=invoker, timeout_seconds=None)  # its timeout is within the step
 
     def _input_guardrail(self, guardrail: InputGuardrail[Any]) -> InputGuardrail[Any]:
         name = guardrail.get_name()
@@ -91,6 +104,26 @@ class AgentCopies:
             return await self._run._check(name, lambda: called(guardrail.guardrail_function, context, agent, output))
 
         return replace(guardrail, guardrail_function=check, name=name)
+
+
+def _invoker_like(inner: Callable[..., Any], invoke: Callable[..., Any]) -> Any:
+    """Return an invoker of a tool that is otherwise as the tool's own: the SDK asks that of ``function_tool`` how it
+    reads the arguments, before it asks whether a call needs an approval.
+    """
+    if inspect.isroutine(inner):
+        return invoke
+    found, kind = copy(inner), type(inner)
+    names = {"__call__": staticmethod(invoke), "__agents_bind_function_tool__": lambda self, tool: self}
+    found.__class__ = type(kind.__name__, (kind,), names)
+    return found
+
+
+def _is_object(output: Any) -> bool:
+    """Return whether a result is a JSON object, or the text of one."""
+    try:
+        return isinstance(from_json(output) if isinstance(output, str) else output, dict)
+    except ValueError:
+        return False
 
 
 def durable_config(config: RunConfig | None) -> RunConfig:

@@ -165,5 +165,5 @@ def _completed(found: ModelResponse) -> ResponseCompletedEvent:
         "tools": [],
         "usage": usage if used.requests else None,
     }
-    event = {"type": "response.completed", "sequence_number": 0, "response": response}
-    return ResponseCompletedEvent.model_validate(event)
+    event: dict[str, Any] = {"type": "response.completed", "sequence_number": 0, "response": response}
+    return ResponseCompletedEvent.construct(None, **event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
 from hashlib import sha256
@@ -17,8 +18,9 @@ from agents import (
     ToolOutputText,
     TResponseInputItem,
 )
+from openai.types.responses import Response
 from pydantic import JsonValue, TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json, to_json, to_jsonable_python
 
 from affinity.conversation import ToolResult, Wake, WakeRun
 from affinity.errors import NotSerializable, PayloadTooLarge, StepInterrupted
@@ -32,6 +34,7 @@ from affinity.integrations.agent_runs import (
     current_run,
     put,
     shown,
+    shown_arguments,
 )
 
 _RESPONSES: Final[TypeAdapter[ModelResponse]] = TypeAdapter(ModelResponse)
@@ -68,21 +71,30 @@ class StepsOfRun(RecordedRun):
         """
 
         async def body() -> Any:
-            return _RESPONSES.dump_python(await ask(), mode="json", by_alias=True, exclude_unset=True)
+            return _RESPONSES.dump_python(await ask(), mode="json", by_alias=True, exclude_unset=True, warnings=False)
 
         digest = sha256(to_json(input, fallback=str)).hexdigest()
         operation = Operation(_MODEL, [str(current_number.get()), digest], {}, is_model=True)
         value, has_run, is_of_wake = await self._record(operation, body, "a response of the model")
-        response = _RESPONSES.validate_python(value)
+        response = _RESPONSES.validate_python(value | {"output": []})
+        # As the library reads answers of the API: without a check, so that what it does not know yet is no error.
+        response.output = Response.construct(output=value["output"]).output
         text, calls = _said(response, {tool.name for tool in tools if isinstance(tool, FunctionTool)})
         if is_of_wake and self._streams and not has_run and text:
             self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
         self._note_turn(_results_in(input), text, calls, is_of_wake=is_of_wake)
         return response
 
-    async def _call_tool(self, call: ToolCall, options: StepOptions, body: Callable[[], Awaitable[Any]]) -> object:
+    async def _call_tool(
+        self, call: ToolCall, options: StepOptions, body: Callable[[], Awaitable[Any]], *, has_schema: bool
+    ) -> object:
         async def recorded() -> Any:
-            return _output_to_json(await body())
+            try:
+                return _output_to_json(await body(), has_schema=has_schema)
+            except asyncio.CancelledError as error:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                return {"cancelled": str(error)}  # by the tool, or something that it awaited
 
         identity = [str(current_number.get()), call.tool_use_id]
         with put(current_call, call):
@@ -94,6 +106,8 @@ class StepsOfRun(RecordedRun):
                 text = f"The process ended while {call.tool!r} ran: it may have had its effect or not."
                 self._note_error(call.tool_use_id, "outcome_unknown", text)
                 return text
+        if "cancelled" in found:
+            raise asyncio.CancelledError(found["cancelled"])  # of which the SDK makes a text for the model
         self._note_result(call, _for_readers(found["output"]), is_error=False)
         return _PARTS.validate_python(found["output"]) if found["is_parts"] else found["output"]
 
@@ -133,13 +147,19 @@ def run_here() -> StepsOfRun | None:
     return run if isinstance(run, StepsOfRun) else None
 
 
-def _output_to_json(output: Any) -> dict[str, Any]:
+def _output_to_json(output: Any, *, has_schema: bool) -> dict[str, Any]:
     """Return the form in which the result of a tool is recorded: parts of several kinds, a JSON value, or else its
-    text, which is what the SDK gives to the model.
+    text, which is what the SDK gives to the model. A result with a schema is given to it as JSON.
     """
-    parts = output if isinstance(output, list) and output else [output]
+    parts = list(output) if isinstance(output, list | tuple) and output else [output]
     if all(isinstance(part, _Part) for part in parts):
+        output = parts if isinstance(output, tuple) else output
         return {"is_parts": True, "output": _PARTS.dump_python(output, mode="json", by_alias=True)}
+    if has_schema and not isinstance(output, str):
+        try:
+            return {"is_parts": False, "output": to_jsonable_python(output, by_alias=True)}
+        except ValueError as error:
+            raise NotSerializable(str(error)) from error
     is_json = isinstance(output, str | int | float | bool | list | dict) or output is None
     return {"is_parts": False, "output": output if is_json else str(output)}
 
@@ -181,4 +201,4 @@ def arguments_of(text: str | None) -> dict[str, Any]:
         found = from_json(text or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return shown_arguments(found) if isinstance(found, dict) else {}

@@ -16,7 +16,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApp
 from affinity.composed.client import Client
 from affinity.conversation import Conversations, CustomToolUse, ToolConfirmation, WakeRun
 from affinity.errors import InvalidInput, RequestNotPending
-from affinity.integrations.agent_runs import together
+from affinity.integrations.agent_runs import shown_arguments, together
 
 _FIELD: Final = "token"
 """The argument of a request of `RequestWaiter` that has the token."""
@@ -38,13 +38,14 @@ async def answer_requests(
     async def approve(call: ToolCallPart) -> None:
         given = requests.metadata.get(call.tool_call_id, {})
         about: dict[str, Any] = {name: given[name] for name in _SHOWN if isinstance(given.get(name), _SHOWN[name])}
-        request = ToolConfirmation(call.tool_name, call.args_as_dict(), tool_use_id=call.tool_call_id, **about)
+        arguments = shown_arguments(call.args_as_dict())
+        request = ToolConfirmation(call.tool_name, arguments, tool_use_id=call.tool_call_id, **about)
         answer = await run.require(request, expires_in=expires_in)
         denied = ToolDenied(answer.reason) if answer.reason else ToolDenied()
         approvals[call.tool_call_id] = ToolApproved() if answer.allowed else denied
 
     async def execute(call: ToolCallPart) -> None:
-        request = CustomToolUse(call.tool_name, call.args_as_dict(), tool_use_id=call.tool_call_id)
+        request = CustomToolUse(call.tool_name, shown_arguments(call.args_as_dict()), tool_use_id=call.tool_call_id)
         answer = await run.require(request, expires_in=expires_in)
         results[call.tool_call_id] = ToolFailed(str(answer.result)) if answer.is_error else answer.result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from pydantic import JsonValue
 from pydantic_ai.durable_exec import external_event_scope, record_durable_unit, replay_scope
@@ -21,6 +21,7 @@ from affinity.integrations.agent_runs import (
     error_value,
     opened,
     shown,
+    shown_arguments,
 )
 from affinity.integrations.pydantic_ai.requests import RequestWaiter
 
@@ -136,4 +137,4 @@ def call_of(part: ToolCallPart) -> ToolCall:
         arguments: dict[str, JsonValue] = part.args_as_dict()
     except (ValueError, AssertionError):
         arguments = {}
-    return ToolCall(part.tool_name, part.tool_call_id, dict[str, Any](arguments))
+    return ToolCall(part.tool_name, part.tool_call_id, shown_arguments(arguments))
