@@ -108,6 +108,42 @@ async def test_a_pooler_that_gives_each_client_another_session(
             await PostgresProvider.open(url)
 
 
+def listening(url: str, sessions: int) -> int:
+    """How many channels the sessions of a pool listen to."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(sessions):
+            client = stack.enter_context(psycopg.connect(url, autocommit=True))
+            stack.enter_context(client.transaction())
+            query = "SELECT pg_backend_pid(), array(SELECT pg_listening_channels())"
+            found += client.execute(query).fetchall()
+        assert len({pid for pid, _ in found}) == sessions
+        return sum(len(channels) for _, channels in found)
+
+
+@pytest.mark.parametrize("looks", [3, 0], ids=["seen", "by chance unseen"])
+async def test_no_session_of_a_pool_goes_on_listening(
+    postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    """A pool whose sessions change hands is found out immediately, before one listens; else all are told to forget."""
+    monkeypatch.setattr(poolers, "_LOOKS", looks)
+    monkeypatch.setattr(poolers, "NOTIFIED_WITHIN", 0.1)
+    waits = []
+    is_notified = poolers._is_notified
+
+    async def counted(*args: Any) -> bool:
+        waits.append(args)
+        return await is_notified(*args)
+
+    monkeypatch.setattr(poolers, "_is_notified", counted)
+    with pooler(tmp_path, postgres_migrated, mode="transaction", server_round_robin=1, min_pool_size=5) as url:
+        assert listening(url, 5) == 0
+        with pytest.raises(PoolerRefused):
+            await PostgresProvider.open(url)
+        assert listening(url, 5) == 0
+    assert (waits == []) is (looks > 0)
+
+
 async def test_a_provider_that_meets_a_pooler_later_tries_again(
     postgres_migrated: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,15 +213,16 @@ async def test_a_call_is_asked_about_by_the_servers_number(session_pooled: str) 
         assert await provider.connections.fetch.run_once("SELECT pg_sleep(1.0)::text") == [("",)]
 
 
+@pytest.mark.parametrize("behind", ["LISTEN", "pg_backend_pid"])
 async def test_a_connection_that_is_cut_off_is_not_taken_for_a_shared_one(
-    postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_migrated: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
     """The pooler gives its session to the next client, which is the one that sends."""
     execute = ServerConnection.execute
 
     async def cut(connection: ServerConnection, query: Any, *args: Any, **options: Any) -> Any:
         cursor = await execute(connection, query, *args, **options)
-        if "LISTEN" in repr(query):
+        if behind in repr(query):
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as end:
                 end.shutdown(socket.SHUT_RDWR)
             await anyio.sleep(0.2)

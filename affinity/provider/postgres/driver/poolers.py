@@ -34,6 +34,12 @@ PROOF_TIMEOUT: Final = 10.0
 NOTIFIED_WITHIN: Final = 5.0
 """Seconds for a notification to arrive."""
 
+_LOOKS: Final = 3
+"""At the sessions of two connections to a pooler, before one listens. Each takes two round trips."""
+
+_FORGETTING: Final = 10
+"""Calls of each of two connections that end a subscription which one of many sessions may have."""
+
 _LASTING: Final = ("idle_", "tcp_", "default_transaction_")
 """How settings begin that have no effect on the transaction that sets them."""
 
@@ -133,8 +139,12 @@ async def receives(connection: AsyncConnection[Row], other: AsyncConnection[Row]
     Args:
         connection: the one that listens.
         other: the one that sends.
-        pid: of the server session that the first one had before: if the second one has it now, nothing will come.
+        pid: of the server session that the first one had before: if it has another one now, or the second one has it,
+            nothing will come.
     """
+    # Before anything is left in a session that others may have next. On a busy pool sessions change hands all the time.
+    if pid is not None and await _has_moved(connection, other, pid):
+        return False
     channel = f"affinity_{uuid.uuid4().hex}"
     name = sql.Identifier(channel)
     await connection.execute(sql.SQL("LISTEN {}").format(name), prepare=False)
@@ -142,10 +152,27 @@ async def receives(connection: AsyncConnection[Row], other: AsyncConnection[Row]
     ((sender, _),) = await cursor.fetchall()
     found = sender != pid and await _is_notified(connection, channel)
     # Also the proof that it is still connected: the session of one that was cut off goes to the next client. And where
-    # sessions are shared, it is one of these two that listens, unless other clients are at work.
-    for each in (connection,) if found else (connection, other):
-        await each.execute(sql.SQL("UNLISTEN {}").format(name), prepare=False)
+    # sessions are shared, any of them may be the one that listens.
+    for _ in range(1 if found else _FORGETTING):
+        for each in (connection,) if found else (connection, other):
+            await each.execute(sql.SQL("UNLISTEN {}").format(name), prepare=False)
     return found
+
+
+async def _has_moved(connection: AsyncConnection[Row], other: AsyncConnection[Row], pid: int) -> bool:
+    """Whether a connection has another server session than before, or shares it with another connection."""
+    for _ in range(_LOOKS):
+        # Both are asked: the session of one that was cut off goes to the next client, which is no proof.
+        theirs, ours = await _session(other), await _session(connection)
+        if theirs == pid or ours != pid:
+            return True
+    return False
+
+
+async def _session(connection: AsyncConnection[Row]) -> int:
+    cursor = await connection.execute("SELECT pg_backend_pid()", prepare=False)
+    ((pid,),) = await cursor.fetchall()
+    return int(pid)
 
 
 async def _is_notified(connection: AsyncConnection[Row], channel: str) -> bool:

@@ -38,6 +38,7 @@ from psycopg.abc import AdaptContext
 from psycopg.pq import DiagnosticField
 from psycopg.types.datetime import TimestamptzBinaryLoader
 
+from affinity.errors import ReadOnly
 from affinity.provider.postgres.driver.arrays import Text, Texts
 from affinity.provider.postgres.driver.timeline import TimelineCheck
 from affinity.provider.postgres.driver.wire import (
@@ -70,6 +71,9 @@ _SETTLE_TYPES: Final = [Texts.oid, Texts.oid, Text.oid, Text.oid]
 _SETTLE_FORMATS: Final = [BINARY] * len(_SETTLE_TYPES)
 
 _DIVISION_BY_ZERO: Final = b"22012"
+
+_NOT_SUPPORTED: Final = b"0A000"
+"""The answer of a standby to `_BEGIN`."""
 
 _ATTEMPTS: Final = 3
 """Times that a call is sent while the pooler changes from server to server."""
@@ -198,6 +202,8 @@ class SharedProtocol(WireProtocol):
             settled = self._results[len(_BEGIN)]
             if settled.error_field(DiagnosticField.SQLSTATE) == _DIVISION_BY_ZERO:
                 raise _OtherServer("the pooler changes between servers")
+        if any(begun.error_field(DiagnosticField.SQLSTATE) == _NOT_SUPPORTED for begun in self._results[: len(_BEGIN)]):
+            raise ReadOnly("PostgreSQL: the pooler leads to a standby", "25006")
         rows = super()._rows()
         if len(rows) > len(_BEGIN):  # else the connection broke before
             ((_, self._server, _),) = rows[len(_BEGIN)]

@@ -334,7 +334,8 @@ class Checks:
         _check_stream(where, feed.items)
         journal = self.journals.get(feed.name)
         at = str(feed.position)
-        if journal is None or f"@{journal.page.journal_id:x}-" not in at:
+        timeline = self.client.journals.timeline
+        if journal is None or f"@{journal.page.journal_id:x}-{timeline}" not in at:  # or it is of before a failover
             return
         stored = {each.seq: each.payload for each in journal.entries}
         for each in entries:
