@@ -484,7 +484,9 @@ def _failures(db: Tables) -> Iterator[str]:
         former = 0.0 if number == 1 else ends.get((me, number - 1), db.now)  # a reset takes events over from that
         since = max(former, db.now - FAILURE_RETENTION_SECONDS)
         yield from (
-            f"no failure of wake {key}" for key in failed_wakes(execution, since) if (me, number, key) not in kept
+            f"no failure of wake {key} of {me}"
+            for key in failed_wakes(execution, since)
+            if (me, number, key) not in kept
         )
 
 

@@ -25,6 +25,10 @@ FOREIGN_SESSIONS: Final = (
     "INSERT INTO sessions (session_id, worker_id, incarnation, epoch, locked_until, touched_at, claimed_at)"
     " SELECT 'other' || i, 'other', 'other-1', 1, 1e11, 0, 0 FROM numbers"
 )
+FOREIGN_CLASSES: Final = (
+    "INSERT INTO failures (instance_id, execution_id, activity_id, attempt, kind, name, error_type, is_retried,"
+    " failed_at, error) SELECT 'x' || i, 1, 2, 1, 'activity', 'step', 'Error' || i, 0, unixepoch() - i, '' FROM numbers"
+)
 FOREIGN_ROWS: Final = (
     "INSERT INTO worker_queue (instance_id, execution_id, activity_id, name, session_id, route, visible_at,"
     " enqueued_at, payload) SELECT 'x', 1, i, 'work', 'other' || (i % 100 + 1), 'w:other', 0, 0, '' FROM numbers",

@@ -43,6 +43,7 @@ from tests.provider.postgres_stage import (
 )
 from tests.provider.sqlite_steps import (
     FEW,
+    FOREIGN_CLASSES,
     FOREIGN_ROWS,
     FOREIGN_SESSIONS,
     MUCH,
@@ -230,6 +231,18 @@ async def test_on_sqlite_what_operators_look_at_takes_as_many_steps_among_many_r
             await some_sessions(peer)
             fill_tables(path, [FOREIGN_SESSIONS, *FOREIGN_ROWS], rows)
             costs.append([await cost_in_steps(steps, verb) for verb in management_verbs(peer)])
+    assert costs[1] == costs[0]
+
+
+async def test_on_sqlite_a_page_of_a_name_costs_the_same_however_many_classes_it_has(
+    tmp_path: Path, steps: Iterator[int]
+) -> None:
+    costs = []
+    for rows in (FEW, MUCH):
+        async with opened_file(tmp_path / f"{rows}.db") as (peer, path):
+            fill_tables(path, [FOREIGN_CLASSES], rows)
+            where = FailureFilter(seconds=86_400.0, kind="activity", name="step")
+            costs.append(await cost_in_steps(steps, partial(peer.provider.list_failures, where, 10)))
     assert costs[1] == costs[0]
 
 
