@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import combinations
@@ -113,18 +114,21 @@ def search(
 
 def text(program: Program) -> str:
     """A program as text that runs it again."""
-    imports = "".join(f"from {module} import *\n" for module in sorted(set(_modules(program))))
-    return _SCRIPT.format(imports=imports, program=plain(program))
+    names = defaultdict[str, set[str]](set)
+    for each in _classes(program):
+        names[each.__module__].add(each.__name__)
+    lines = [f"from {module} import {', '.join(sorted(found))}\n" for module, found in sorted(names.items())]
+    return _SCRIPT.format(imports="".join(lines), program=plain(program))
 
 
-def _modules(value: Any) -> Iterator[str]:
-    """The modules of its classes, also of nested values."""
+def _classes(value: Any) -> Iterator[type[Any]]:
+    """Its classes, also of nested values."""
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, tuple):
         for each in value:
-            yield from _modules(each)
+            yield from _classes(each)
     elif is_dataclass(value):
-        yield type(value).__module__
+        yield type(value)
         for field in fields(value):
-            yield from _modules(getattr(value, field.name))
+            yield from _classes(getattr(value, field.name))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tests.programs.slots import WAITING
-from tests.programs.tables import Row, Rules, Tables, parsed
+from tests.programs.tables import Row, Rules, Tables, is_start, parsed
 
 RULES: Final = Rules()
 
@@ -69,11 +69,24 @@ def _limited_work(db: Tables) -> Iterator[str]:
         if (row := queued.get(place)) is not None:
             if (work["admitted_at"] is None) != (row["route"] in WAITING):
                 yield f"{place} was admitted at {work['admitted_at']}, and has the route {row['route']!r}"
-        elif not _is_start(work) or not db.is_live(work["instance_id"]):
+        elif not is_start(work) or not db.is_live(work["instance_id"]):
             yield f"{place} is of no row in the queue, and of no instance that lives"
+        elif work["admitted_at"] is None and not _is_shut(db, work):
+            yield f"{work['instance_id']!r} waits to begin at limits that are free"
     for place, row in queued.items():
         if row["route"] not in {"gate", "blocked"} and place not in seen:
             yield f"{place} has the route {row['route']!r}, and is not known to wait or to have slots"
+
+
+def _is_shut(db: Tables, work: Row) -> bool:
+    """Whether one of the limits at which work waits is in use, admits nothing, or was changed by an operator."""
+    line = next(row for row in db.rows["limit_lines"] if row["line_id"] == work["line_id"])
+    limits = db.by("limits", "name")
+    keys = [row for row in db.rows["limit_keys"] if row["key_id"] in _keys_of(line)]
+    whole = [limits[row["limit_name"]] for row in keys]
+    if any(row["in_use"] for row in keys) or any(row["concurrency"] == 0 for row in whole):
+        return True
+    return any(row["paused"] or parsed(row["changes"]) for row in (*keys, *whole))
 
 
 def _place(row: Row) -> Any:
@@ -81,10 +94,6 @@ def _place(row: Row) -> Any:
     if "item_id" in row or "id" in row:
         return row.get("item_id", row.get("id"))
     return row["instance_id"], row["execution_id"], row["activity_id"]
-
-
-def _is_start(work: Row) -> bool:
-    return work["item_id"] is None if "item_id" in work else bool(work["activity_id"] < 0)
 
 
 @RULES.of("limit_charges")

@@ -53,7 +53,8 @@ def _instances(db: Tables) -> Iterator[str]:
             yield f"{me!r} is {row['status']} and ends with {run.last}"
         if row["claims"] and row["status"] != "suspended" and me not in db.messages:
             yield f"{me!r} counts {row['claims']} claims without a turn, and has no message"
-        if (row["status"] == "pending") != (not run.rows and row["execution_id"] == 1) and row["status"] != "suspended":
+        has_begun = bool(run.rows) or (row["execution_id"] > 1 and me not in db.waiting_starts)
+        if (row["status"] == "pending") == has_begun and row["status"] != "suspended":
             yield f"{me!r} is {row['status']} with {len(run.rows)} events"
         yield from _unserved(db, me, run)
 
@@ -255,13 +256,14 @@ def _orchestrator_queue(db: Tables) -> Iterator[str]:
             yield f"{me!r} gets {len(messages)} messages: it is not there, or has ended"
             continue
         status, run = db.instances[me]["status"], db.current(me)
+        may_take = status != "suspended" and me not in db.waiting_starts and db.workers
         for row, _, event in messages:
             if row["timer_id"] is not None and not _is_open_timer(run, row):
                 yield f"{me!r}: timer {row['timer_execution']}/{row['timer_id']} is none that it waits for"
             if (row["route"] == "suspended") != (status == "suspended"):
                 yield f"{me!r} is {status}, and a message has the route {row['route']!r}"
             is_missing = db.instances[me]["unknown_since"] is not None
-            if row["visible_at"] <= db.now and status != "suspended" and db.workers and not is_missing:
+            if row["visible_at"] <= db.now and may_take and not is_missing:
                 yield f"{me!r} has not taken {event}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, LiteralString, TypeAlias
@@ -94,6 +94,11 @@ class Execution:
         return self.events.get(max(self.events, default=0))
 
 
+def is_start(work: Row) -> bool:
+    """Whether limited work is the start of an instance."""
+    return work["item_id"] is None if "item_id" in work else bool(work["activity_id"] < 0)
+
+
 class Tables:
     """The rows by table, and what several rules ask."""
 
@@ -145,6 +150,12 @@ class Tables:
         for row in self.rows["orchestrator_queue"]:
             found[row["instance_id"]].append((row, *decode_message(plain(row["payload"]))))
         return found
+
+    @cached_property
+    def waiting_starts(self) -> Set[str]:
+        """Instances that wait at a limit to begin: suspended ones may have its slots for ever."""
+        waiting = (row for row in self.rows["limited_work"] if row["admitted_at"] is None and is_start(row))
+        return {row["instance_id"] for row in waiting}
 
     def is_live(self, instance_id: str) -> bool:
         """Whether the instance is there and has not ended."""

@@ -12,7 +12,7 @@ from affinity.conversation import AgentMessage, CustomToolUse, JournalEvent
 
 pytest.importorskip("langgraph")
 
-from tests.programs.areas.graphs import GraphsPart, Sent, Task, Turn, check
+from tests.programs.areas.graphs import GraphsPart, GraphTask, GraphTurn, Sent, check
 from tests.programs.program import Fault, Program
 from tests.programs.run import run
 
@@ -23,7 +23,7 @@ ASKED = CustomToolUse("interrupt", arguments={"label": f"{ONE}.0"})
 def judge(*events: JournalEvent, answer: int | None = 7, waits: bool = False, interrupted: bool = False) -> None:
     name, entries = "graphs-0", [SimpleNamespace(event=event) for event in events]
     sent = Sent(answers={} if answer is None else {f"{ONE}.0": answer}, interrupted={name} if interrupted else set())
-    sent.messages[name], sent.labels[name] = ["m0"], {ONE: Task(asks=1), "m0.1.0": Task()}
+    sent.messages[name], sent.labels[name] = ["m0"], {ONE: GraphTask(asks=1), "m0.1.0": GraphTask()}
     found: Any = entries
     check(name, found, sent, waits=waits)
 
@@ -56,7 +56,11 @@ def test_what_is_wrong_is_found(events: list[JournalEvent], error: str) -> None:
 
 
 async def test_a_program_with_questions_passes_under_faults() -> None:
-    tasks = (Task(asks=2, deep=True), Task(asks=1, fails=True, steps=1), Task())
-    turns = (Turn(rounds=(tasks, tasks[:1]), answers=9, after=3), Turn(answers=9, after=5), Turn(answers=9))
+    tasks = (GraphTask(asks=2, deep=True), GraphTask(asks=1, fails=True, steps=1), GraphTask())
+    turns = (
+        GraphTurn(rounds=(tasks, tasks[:1]), answers=9, after=3),
+        GraphTurn(answers=9, after=5),
+        GraphTurn(answers=9),
+    )
     faults = (Fault(at=3, kind="before"), Fault(at=6, kind="behind"))
     await run(Program({"graphs": GraphsPart(turns)}, workers=2, faults=faults))

@@ -1,4 +1,4 @@
-"""What the judge of the agents of pydantic-ai finds."""
+"""What the judge of the agents of other libraries finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from affinity.conversation import AgentMessage, JournalEvent, ToolResult, ToolUs
 
 pytest.importorskip("pydantic_ai")
 
-from tests.programs.areas.plugs import DONE, Message, PlugsPart, Sent, check
+from tests.programs.areas.plugged import DONE, Message, PlugsPart, Sent, check
 from tests.programs.program import Fault, Program
 from tests.programs.run import run
 

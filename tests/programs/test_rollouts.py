@@ -13,6 +13,7 @@ from tests.conftest import Servers
 from tests.programs.acts import Send
 from tests.programs.areas.conversations.script import ConversationScript, Op
 from tests.programs.areas.orchestrations import OrchestrationsPart
+from tests.programs.areas.starts import StartAct, StartsPart, Stay
 from tests.programs.bodies import Activity, Child, Job, Timer, Wait
 from tests.programs.databases import Copies
 from tests.programs.program import Program, Rollout, RolloutKind
@@ -45,6 +46,13 @@ async def test_a_conversation_ends_that_is_terminated_while_it_cannot_go_on() ->
     totals = Totals()
     part = ConversationScript((ops,))
     await run(Program({"conversations": part}, rollout=Rollout(2, "missing", "release", None)), totals=totals)
+    assert totals.suspensions > 0
+
+
+async def test_starts_wait_at_a_limit_whose_slots_suspended_instances_have() -> None:
+    stays = tuple(StartAct(number=number, stay=Stay(rooms="hall", lasts=30.0)) for number in range(4))
+    totals = Totals()
+    await run(Program({"starts": StartsPart((stays,))}, rollout=Rollout(1, "missing", "operator", None)), totals=totals)
     assert totals.suspensions > 0
 
 

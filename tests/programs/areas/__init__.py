@@ -20,6 +20,11 @@ if find_spec("pydantic_ai") is not None:
 
     _AREAS.append(PLUGS)
 
+if find_spec("agents") is not None:
+    from tests.programs.areas.openai_agents import OPENAI_AGENTS
+
+    _AREAS.append(OPENAI_AGENTS)
+
 if find_spec("langgraph") is not None:
     from tests.programs.areas.graphs import GRAPHS
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final, TypedDict
 import anyio
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from langgraph import types
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command, Send, interrupt
 
 import affinity
 from affinity.conversation import (
@@ -47,7 +47,7 @@ Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class GraphTask:
     """A task of a round, which runs beside the others of it."""
 
     asks: int = 0
@@ -58,11 +58,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Turn:
+class GraphTurn:
     """A message to a graph, or an interrupt; and how many requests of the conversation its sender answers after it."""
 
     to: int = 0
-    rounds: tuple[tuple[Task, ...], ...] = ()
+    rounds: tuple[tuple[GraphTask, ...], ...] = ()
     interrupts: bool = False
     answers: int = 0  # requests at most
     after: int = 0  # ticks
@@ -72,14 +72,14 @@ class Turn:
 class GraphsPart:
     """The turns of one client."""
 
-    turns: tuple[Turn, ...] = (Turn(),)
+    turns: tuple[GraphTurn, ...] = (GraphTurn(),)
 
 
 @dataclass
 class Sent:
     """What the client has sent."""
 
-    labels: defaultdict[str, dict[str, Task]] = field(default_factory=lambda: defaultdict(dict))
+    labels: defaultdict[str, dict[str, GraphTask]] = field(default_factory=lambda: defaultdict(dict))
     """The tasks of the messages to a conversation."""
     messages: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     answers: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ _FAILED: Final = set[str]()
 """Labels of the tasks that have failed in this process."""
 
 
-async def _plan(state: Values) -> Command[Any]:
+async def _plan(state: Values) -> types.Command[Any]:
     """Begin the next round of the run."""
     given, planned = state["given"], state.get("planned", 0)
     if planned < len(given):
@@ -124,20 +124,20 @@ async def _plan(state: Values) -> Command[Any]:
     else:
         run, number = state["run"], state["round"] + 1
     tasks = [
-        Send("deep" if task["deep"] else "work", {"label": f"{message['id']}.{number}.{place}", "task": task})
+        types.Send("deep" if task["deep"] else "work", {"label": f"{message['id']}.{number}.{place}", "task": task})
         for message in map(json.loads, run)
         for place, task in enumerate(message["rounds"][number] if number < len(message["rounds"]) else ())
     ]
     has_more = any(number < len(message["rounds"]) for message in map(json.loads, run))
     goto: Any = tasks or ("plan" if has_more else "say")
-    return Command(goto=goto, update={"planned": len(given), "run": run, "round": number})
+    return types.Command(goto=goto, update={"planned": len(given), "run": run, "round": number})
 
 
 async def _work(state: Work) -> Values:
     label, task = state["label"], state["task"]
     for _ in range(task["slow"]):
         await anyio.sleep(0)
-    answers = [interrupt({"label": f"{label}.{number}"}) for number in range(task["asks"])]
+    answers = [types.interrupt({"label": f"{label}.{number}"}) for number in range(task["asks"])]
     for number in range(task["steps"]):
         wake = current_wake()
         assert wake is not None
@@ -234,7 +234,7 @@ def make() -> affinity.Conversations[Where]:
 
 
 _TASKS: Final = st.builds(
-    Task,
+    GraphTask,
     asks=st.sampled_from((0, 0, 1, 1, 2)),
     slow=st.sampled_from((0, 0, 5)),
     fails=st.sampled_from((False, False, False, True)),
@@ -252,7 +252,7 @@ class Graphs(Area[GraphsPart, Sent]):
         most = 3 if size == "small" else 8
         rounds = st.lists(_TASKS, max_size=3).map(tuple)
         turns = st.builds(
-            Turn,
+            GraphTurn,
             to=st.integers(0, 1),
             rounds=st.lists(rounds, max_size=2).map(tuple),
             interrupts=st.sampled_from((False,) * 7 + (True,)),
@@ -310,7 +310,7 @@ def _url_of(play: Play) -> str:
     return f"{url}.{NAME}" if url.startswith("sqlite") else url
 
 
-def _labels(name: str, turn: Turn) -> Iterator[tuple[str, Task]]:
+def _labels(name: str, turn: GraphTurn) -> Iterator[tuple[str, GraphTask]]:
     for number, tasks in enumerate(turn.rounds):
         for place, task in enumerate(tasks):
             yield f"{name}.{number}.{place}", task
@@ -339,7 +339,7 @@ def check(name: str, entries: Sequence[JournalEntry], sent: Sent, *, waits: bool
             of_run, said = json.loads(entry.event.text)
             ids.update(of_run)
             written += said
-    labels: Mapping[str, Task] = sent.labels[name]
+    labels: Mapping[str, GraphTask] = sent.labels[name]
     done = Counter(label for label, _ in written)
     twice = [each for counted in (asked, ids, done) for each, number in counted.items() if number > 1]
     assert not twice, f"{name}: {twice} twice"
