@@ -186,10 +186,10 @@ def adk(session: nox.Session, age: str) -> None:
     install(session, "adk", "mcp", "otel", "test", constraints=with_pins(session, ADK[age]))
     session.install("-c", with_pins(session, ADK[age]), "google-adk[mcp]", "mypy")
     os.environ["AFFINITY_TESTS_ADK"] = "required"
-    session.run("mypy", "-p", "affinity.integrations.adk")
+    session.run("mypy", "-p", "affinity.integrations.adk", "-p", "tests.integrations.adk")
     of_telemetry = ["-W", "ignore:SelectableGroups:DeprecationWarning"]  # its oldest release on Python 3.11
     files = session.posargs or ["tests/integrations/adk", "tests/test_telemetry.py", "tests/worker/test_telemetry.py"]
-    session.run(*PYTEST, "-n", "2", *of_telemetry, *files)
+    session.run(*PYTEST, "-n", "2", "-m", "not nightly", *of_telemetry, *files)
 
 
 def with_pins(session: nox.Session, file: str) -> str:

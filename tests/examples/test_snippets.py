@@ -27,8 +27,15 @@ pytestmark = needs(*MODULES)  # pages and examples speak of all of them
 PYTHON_MARKERS = {"", "part", *SIGNATURES}
 PROGRAMS = [block for block in blocks("python") if not block.marker]
 WITH_PARTS = [page for page in PAGES if program_of(page)]
+ELSEWHERE = "examples/integrations/adk_"
+"""`tests/integrations/adk` compares these with their page, and runs them: ADK is not installed here."""
+
 FILES = sorted(
-    {match[1] for block in blocks() if (match := re.fullmatch(r"(?:from|output of) (.+\.py)", block.marker))}
+    {
+        match[1]
+        for block in blocks()
+        if (match := re.fullmatch(r"(?:from|output of) (.+\.py)", block.marker)) and not match[1].startswith(ELSEWHERE)
+    }
 )
 TEMPLATES = [block for block in blocks() if re.fullmatch(r"from .+\.txt", block.marker)]
 LONG_FILES = {name for name in FILES if "/test_" in name or name == "examples/tutorial/step10.py"}

@@ -15,7 +15,7 @@ from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events import Event
 from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
-from pydantic import PrivateAttr
+from pydantic import JsonValue, PrivateAttr
 from pydantic_core import to_jsonable_python
 from typing_extensions import override
 
@@ -238,24 +238,36 @@ class AffinitySessionService(BaseSessionService):
         return written
 
 
-def parts_of(state: Mapping[str, Any]) -> Parts:
-    """Return a state by who shares it, without what is temporary.
+def json_values(state: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return a state as JSON, without what is temporary.
 
     Raises:
         NotSerializable: a value has no JSON form.
     """
-    parts = Parts({}, {}, {})
+    found: dict[str, JsonValue] = {}
     for key, value in state.items():
-        if key.startswith(State.TEMP_PREFIX):
-            continue
-        part, name = parts.session, key
-        for prefix, shared in ((State.APP_PREFIX, parts.app), (State.USER_PREFIX, parts.user)):
-            if key.startswith(prefix):
-                part, name = shared, key.removeprefix(prefix)
-        try:
-            part[name] = to_jsonable_python(value)
-        except ValueError as error:
-            raise NotSerializable(f"the state {key!r} of a session has no JSON form: {error}") from error
+        if not key.startswith(State.TEMP_PREFIX):
+            try:
+                found[key] = to_jsonable_python(value)
+            except ValueError as error:
+                raise NotSerializable(f"the state {key!r} of a session has no JSON form: {error}") from error
+    return found
+
+
+def parts_of(state: Mapping[str, Any]) -> Parts:
+    """Return a state by who shares it, without what is temporary.
+
+    Raises:
+        NotSerializable: see `json_values`.
+    """
+    parts = Parts({}, {}, {})
+    for key, value in json_values(state).items():
+        if key.startswith(State.APP_PREFIX):
+            parts.app[key.removeprefix(State.APP_PREFIX)] = value
+        elif key.startswith(State.USER_PREFIX):
+            parts.user[key.removeprefix(State.USER_PREFIX)] = value
+        else:
+            parts.session[key] = value
     return parts
 
 

@@ -1,0 +1,32 @@
+"""A clerk that pays back what was broken: a crash repeats nothing that it has done."""
+
+import anyio
+from adk_model import model
+from google.adk.agents import LlmAgent
+
+from affinity.integrations.adk import adk_service
+
+ORDERS = {7: "a pot of tea, 42.00 €"}
+
+
+async def find_order(number: int) -> str:
+    """Find an order by its number."""
+    return ORDERS[number]
+
+
+async def refund(number: int, cents: int) -> str:
+    """Pay money back."""
+    return f"{cents / 100:.2f} € for order {number} are on their way"
+
+
+agent = LlmAgent(name="clerk", model=model, instruction="Pay back what was broken.", tools=[find_order, refund])
+
+
+async def main(url: str = "sqlite:///clerk.db") -> None:
+    async with adk_service(agent, url) as clerk:
+        answer = await clerk.ask("chat-7", "The pot of order 7 was broken")
+    print(answer.text)
+
+
+if __name__ == "__main__":
+    anyio.run(main)
