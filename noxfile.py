@@ -187,9 +187,14 @@ def adk(session: nox.Session, age: str) -> None:
     session.install("-c", with_pins(session, ADK[age]), "google-adk[mcp]", "mypy")
     os.environ["AFFINITY_TESTS_ADK"] = "required"
     session.run("mypy", "-p", "affinity.integrations.adk", "-p", "tests.integrations.adk")
-    of_telemetry = ["-W", "ignore:SelectableGroups:DeprecationWarning"]  # its oldest release on Python 3.11
+    old = [
+        "-W",
+        "ignore:SelectableGroups:DeprecationWarning",
+        "-W",
+        "ignore:[EXPERIMENTAL]:UserWarning",
+    ]  # of the oldest
     files = session.posargs or ["tests/integrations/adk", "tests/test_telemetry.py", "tests/worker/test_telemetry.py"]
-    session.run(*PYTEST, "-n", "2", "-m", "not nightly", *of_telemetry, *files)
+    session.run(*PYTEST, "-n", "2", "-m", "not nightly", *old, *files)
 
 
 def with_pins(session: nox.Session, file: str) -> str:
