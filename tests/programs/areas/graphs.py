@@ -32,7 +32,7 @@ from affinity.conversation import (
     UserMessage,
     current_wake,
 )
-from affinity.errors import RequestNotPending
+from affinity.errors import ConnectionLost, RequestNotPending
 from affinity.integrations.langgraph import AffinitySaver, Thread, run_graph
 from affinity.limits import MAX_PAGE
 from tests.programs.area import Area
@@ -208,6 +208,14 @@ def _place(url: str) -> _Place:
     return _PLACES[url]
 
 
+async def _forget(url: str, thread_id: str) -> None:
+    """Delete the thread of an earlier program; the database may fail over meanwhile."""
+    while True:
+        with suppress(ConnectionLost):
+            return await _place(url).saver.adelete_thread(thread_id)
+        await anyio.sleep(0.1)
+
+
 def _given(events: Sequence[JournalEvent]) -> Any:
     found = [event.text for event in events if isinstance(event, UserMessage)]
     return {"given": found} if found else None
@@ -267,7 +275,7 @@ class Graphs(Area[GraphsPart, Sent]):
     async def run(self, play: Play, part: GraphsPart) -> Sent:
         url, sent = _url_of(play), Sent()
         for number in range(2):
-            await _place(url).saver.adelete_thread(f"{NAME}-{number}")  # of an earlier program
+            await _forget(url, f"{NAME}-{number}")
         for number, turn in enumerate(part.turns):
             talk, name = play.env.client.conversation(make(), f"{NAME}-{turn.to}"), f"m{number}"
             if turn.interrupts and sent.messages[talk.conversation_id]:
