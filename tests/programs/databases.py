@@ -111,8 +111,8 @@ class Pooled(Copies):
 
     @asynccontextmanager
     async def faults(self) -> AsyncIterator[None]:
-        """The pooler connects to the server anew, stands still, ends the connections of its clients, and is killed,
-        again and again. Of the first two a client sees nothing.
+        """The pooler stands still, of which a client sees nothing; connects to the server anew, which fails the calls
+        that wait for a connection; ends the connections of its clients; and is killed: again and again.
         """
         is_over = False
 
@@ -122,7 +122,7 @@ class Pooled(Copies):
                 if is_over:
                     return
                 with anyio.CancelScope(shield=True):
-                    async with nullcontext() if fault in _HIDDEN else self._gate.shut():
+                    async with nullcontext() if fault is _stand_still else self._gate.shut():
                         await anyio.to_thread.run_sync(fault, self._newest)
                 self.done += 1
 
@@ -152,8 +152,7 @@ def _restart(bouncer: PgBouncer) -> None:
     bouncer.start()
 
 
-_HIDDEN: Final = (_reconnect, _stand_still)
-_FAULTS: Final = (*_HIDDEN, _disconnect, *_HIDDEN, _restart)
+_FAULTS: Final = (_stand_still, _reconnect, _disconnect, _stand_still, _reconnect, _restart)
 
 
 class _Pooled(_Copy):
