@@ -42,11 +42,19 @@ def _durable(
 
 
 def _toolset(toolset: BaseToolset, run: StepsOfRun, steps: Mapping[str, StepOptions]) -> BaseToolset:
-    """Return a copy of a toolset, such as of an MCP server, with the same connection."""
+    """Return a copy of a toolset, such as of an MCP server, with the same connection.
+
+    If tools cannot be listed, the run ends: ADK would run the agent without them, and not find those of recorded calls.
+    """
     copied = copy.copy(toolset)
 
     async def get_tools(readonly_context: Any = None) -> Sequence[BaseTool]:
-        return [_tool(tool, run, steps) for tool in await toolset.get_tools(readonly_context)]
+        try:
+            found = await toolset.get_tools(readonly_context)
+        except Exception as error:
+            run._fatal = error
+            raise
+        return [_tool(tool, run, steps) for tool in found]
 
     vars(copied)["get_tools"] = get_tools
     return copied

@@ -61,12 +61,17 @@ class StepsOfRun(RecordedRun):
         self._kept: list[tuple[HasEvents, Session]] = []
         """Sessions that are put into a state when the block has ended."""
         self._fatal: Exception | None = None
-        """An error of a step, which a callback of ADK may have shown to the model."""
+        """An error of a step, or of a list of tools, that ends the run whatever ADK makes of it."""
 
     async def _ask_model(self, request: LlmRequest, ask: Callable[[], AsyncIterator[LlmResponse]]) -> list[LlmResponse]:
         """Return the response. It is known by the contents that the model reads, so that a failure which the agent
         survives, and repeats, does not shift the others.
+
+        Raises:
+            Exception: the tools cannot be listed, or an earlier step cannot be recorded.
         """
+        if self._fatal is not None:
+            raise self._fatal
 
         async def body() -> Any:
             found = [response async for response in _shown_to_readers(ask())]

@@ -351,6 +351,26 @@ async def test_a_toolset_is_durable(server: str | None) -> None:
     assert shop.effects == {"charge 5": 1, "ship 5": 1}
 
 
+async def test_tools_that_cannot_be_listed_are_an_error_of_the_wake() -> None:
+    """ADK runs an agent without them. A recorded call would then be answered as one of an unknown tool."""
+    shop, listings = Shop(ORDER), list[int]()
+    shop.model.failures[2] = 1  # the second attempt begins with the second listing
+
+    class Tools(BaseToolset):
+        async def get_tools(self, readonly_context: Any = None) -> list[BaseTool]:
+            listings.append(len(listings) + 1)
+            if listings[-1] == 2:
+                raise ConnectionError("the server is away")
+            return [shop.tool("charge"), shop.tool("ship")]
+
+    shop.agent.tools = [Tools()]
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        assert (await talk.ask(UserMessage("go"))).text == "charge 5 done, ship 5 done"
+    assert listings == [1, 2, 3]
+    assert shop.effects == {"charge 5": 1, "ship 5": 1}
+    assert shop.model.calls == {0: 1, 1: 1, 2: 2}
+
+
 async def test_callbacks_and_plugins_of_an_app_run() -> None:
     """A callback that answers for a tool keeps the tool from running; a plugin sees each event."""
     shop, events = Shop(ORDER), list[str]()
