@@ -60,7 +60,7 @@ from affinity.integrations.openai_agents import (
     openai_service,
 )
 from affinity.testing import Env
-from tests.integrations.openai_agents_app import ORDER, REFUND, RETRY, Scripted, Shop, call, conversations
+from tests.integrations.openai_agents_app import ORDER, REFUND, RETRY, Scripted, Shop, call, conversations, message
 from tests.support.activity_calls import ActivityCalls
 from tests.support.all_databases import on_all_databases
 from tests.support.worker_processes import Workers
@@ -559,7 +559,7 @@ async def test_arguments_that_json_does_not_have_are_shown_as_text(number: str) 
 
 async def test_a_response_that_the_library_does_not_know_yet_is_kept_as_it_is() -> None:
     """The library does not check what the API answers. The recorded answer is not checked either."""
-    message: Any = ResponseOutputMessage.construct(type="message", role="assistant", content=[], status="new")
+    newer: Any = ResponseOutputMessage.construct(type="message", role="assistant", content=[], status="new")
     shop, found, failures = Shop(["hello"]), list[Any](), list[int]()
     kind = affinity.Conversations(OpenAIState, kind="newer")
 
@@ -573,12 +573,12 @@ async def test_a_response_that_the_library_does_not_know_yet_is_kept_as_it_is() 
                 raise ConnectionError
 
     async def answer(*given: Any, **options: Any) -> ModelResponse:
-        return ModelResponse(output=[message], usage=Usage(), response_id=None)
+        return ModelResponse(output=[newer], usage=Usage(), response_id=None)
 
     shop.model.get_response = answer  # type: ignore[method-assign]
     async with talk_to(None, kind) as (_, talk):
         await talk.ask(UserMessage("go"))
-    assert found == [message, message]
+    assert found == [newer, newer]
 
 
 async def test_a_tool_that_runs_once_tells_the_model_that_its_outcome_is_not_known(server: str | None) -> None:
@@ -601,12 +601,13 @@ async def test_a_tool_that_runs_once_tells_the_model_that_its_outcome_is_not_kno
 # -- guardrails, handoffs, other agents
 
 
-async def test_a_guardrail_runs_once_and_its_tripwire_is_recorded() -> None:
+@pytest.mark.parametrize(("info", "recorded"), [("rude", "rude"), (Parcel(weight=3), "{'weight': 3}")])
+async def test_a_guardrail_runs_once_and_its_tripwire_is_recorded(info: Any, recorded: str) -> None:
     shop, runs, failures = Shop(["hello"]), list[str](), list[int]()
 
     async def check(context: Any, agent: Any, given: Any) -> GuardrailFunctionOutput:
         runs.append(agent.name)
-        return GuardrailFunctionOutput(output_info="rude", tripwire_triggered=True)
+        return GuardrailFunctionOutput(output_info=info, tripwire_triggered=True)
 
     shop.agent.input_guardrails = [InputGuardrail(check, run_in_parallel=False)]
     kind = affinity.Conversations(OpenAIState, kind="guarded")
@@ -623,7 +624,7 @@ async def test_a_guardrail_runs_once_and_its_tripwire_is_recorded() -> None:
                 raise ConnectionError
 
     async with talk_to(None, kind) as (_, talk):
-        assert (await talk.ask(UserMessage("go"))).text == "rude"
+        assert (await talk.ask(UserMessage("go"))).text == recorded
     assert (runs, shop.model.calls) == (["clerk"], {})
 
 
@@ -643,6 +644,48 @@ async def test_an_agent_that_takes_over_is_durable_too(form: str) -> None:
         (request,) = await talk.requests()
         assert (await talk.reply(await talk.answer(request.request_id, allowed=True))).text == "refund 5 done"
     assert (shop.model.calls, other.model.calls, other.effects) == ({0: 1}, {1: 1, 2: 1}, {"refund 5": 1})
+
+
+async def test_a_result_names_the_agents_themselves() -> None:
+    """So the application may compare them, and run the last one next, as without a conversation."""
+    other = Shop([])
+    shop, found = Shop([[call("transfer_to_cashier", "{}")], "unused"]), list[Any]()
+    other.agent.name = "cashier"
+    shop.agent.handoffs = [other.agent]
+    kind, nested = affinity.Conversations(OpenAIState, kind="compared"), RunConfig(nest_handoff_history=True)
+
+    def let_it_charge(cents: int) -> None:
+        outputs: Any = iter([[call("charge", f'{{"cents": {cents}}}')], [message(f"charged {cents}")]])
+
+        async def answer(*given: Any, **options: Any) -> ModelResponse:
+            return ModelResponse(output=next(outputs), usage=Usage(), response_id=None)
+
+        other.model.get_response = answer  # type: ignore[method-assign]
+
+    @kind.on_wake(retry=RETRY)
+    async def respond(wake: Wake, state: OpenAIState) -> None:
+        async with openai_run(wake) as run:
+            let_it_charge(5)
+            first = await run.run(shop.agent, "first", run_config=nested)
+            let_it_charge(6)
+            second = await run.run(first.last_agent, "second")
+            found.extend([first, second])
+            wake.append(AgentMessage(str(second.final_output)))
+
+    async with talk_to(None, kind) as (_, talk):
+        assert (await talk.ask(UserMessage("go"))).text == "charged 6"
+    first, second = found
+    let_it_charge(5)
+    plain = await Runner.run(shop.agent, "first", run_config=nested)
+    assert len(first.to_input_list()) == len(plain.to_input_list())
+    first.release_agents()
+    assert first.last_agent is second.last_agent is other.agent
+    items = {item.type: item for item in first.new_items}
+    assert items["handoff_call_item"].agent is shop.agent
+    handed = items["handoff_output_item"]
+    assert handed.source_agent is shop.agent
+    assert handed.target_agent is items["message_output_item"].agent is other.agent
+    assert other.effects == {"charge 5": 2, "charge 6": 1}
 
 
 async def test_an_agent_that_is_a_tool_is_one_step() -> None:

@@ -8,7 +8,16 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Final
 
-from agents import Agent, FunctionTool, GuardrailFunctionOutput, Handoff, Model, OutputGuardrail, RunConfig
+from agents import (
+    Agent,
+    FunctionTool,
+    GuardrailFunctionOutput,
+    Handoff,
+    Model,
+    OutputGuardrail,
+    RunConfig,
+    RunResult,
+)
 from agents.guardrail import InputGuardrail
 from agents.mcp import MCPServer
 from agents.tool import invoke_function_tool
@@ -52,6 +61,23 @@ class AgentCopies:
         self._known[id(agent)] = (agent, copy)
         copy.handoffs = [self.of(each) if isinstance(each, Agent) else self._handoff(each) for each in agent.handoffs]
         return copy
+
+    def restored(self, result: RunResult) -> RunResult:
+        """Return a result that names the agents themselves in place of their copies: an application compares them, and
+        runs the last one next.
+        """
+        result._last_agent = self._original(result.last_agent)
+        for item in result.new_items:  # changed in place: the SDK knows them by their identity
+            for name in ("agent", "source_agent", "target_agent"):
+                if hasattr(item, name):
+                    setattr(item, name, self._original(getattr(item, name)))
+            item.__post_init__()  # makes the weak references, for `RunResult.release_agents`
+        for check in result.output_guardrail_results:
+            check.agent = self._original(check.agent)
+        return result
+
+    def _original(self, agent: Agent[Any]) -> Agent[Any]:
+        return next((original for original, known in self._known.values() if known is agent), agent)
 
     def _handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
         async def invoke(context: Any, arguments: str) -> Any:

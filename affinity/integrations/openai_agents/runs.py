@@ -68,7 +68,7 @@ class OpenAIRun(StepsOfRun):
                 for item, (is_allowed, reason) in zip(result.interruptions, answers, strict=True):
                     state.approve(item) if is_allowed else state.reject(item, rejection_message=reason or None)
                 result = await self._to_end(copy, state, run_config=config, **options)
-        return result
+        return copies.restored(result)
 
     async def _to_end(self, agent: Agent[Any], input: Any, **options: Any) -> RunResult:
         try:
