@@ -618,6 +618,35 @@ async def test_an_agent_that_a_tool_runs_is_part_of_the_tool_s_step() -> None:
     assert inner.calls == {0: 1}
 
 
+async def test_an_output_function_runs_in_each_attempt_and_usage_within_a_tool_is_of_one() -> None:
+    helper = Agent(Scripted(["found"]).model(), name="helper")
+    model = Scripted([[call("research")], [ToolCallPart("final_result", {"weight": 3}, tool_call_id="f")]])
+    runs, requests = list[int](), list[int]()
+
+    def weigh(weight: int) -> str:
+        runs.append(weight)
+        return "weighed"
+
+    agent = Agent(model.model(), name="clerk", output_type=weigh, capabilities=[AffinityDurability()])
+
+    @agent.tool
+    async def research(ctx: RunContext[object]) -> str:
+        return (await helper.run("look", usage=ctx.usage)).output
+
+    kind = affinity.Conversations(AgentState, kind="weighed")
+
+    @kind.on_wake(retry=RETRY)
+    async def respond(wake: Wake, state: AgentState) -> None:
+        async with agent_run(wake) as run:
+            requests.append((await agent.run(run.prompt)).usage.requests)
+        if len(runs) == 1:
+            raise ConnectionError
+
+    async with talk_to(None, kind) as (_, talk):
+        await talk.ask(UserMessage("go"))
+    assert (runs, requests, model.calls) == ([3, 3], [3, 2], {0: 1, 1: 1})
+
+
 async def test_dependencies_are_made_for_each_wake() -> None:
     model = Scripted([[call("who")], "{0}"])
     agent = Agent(model.model(), name="clerk", deps_type=str, capabilities=[AffinityDurability()])
