@@ -8,9 +8,9 @@ from copy import deepcopy
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+import google.adk.auth.auth_schemes  # noqa: F401 -- with FastAPI, which the first run would import in the event loop
 from google.adk.agents import BaseAgent, RunConfig
 from google.adk.apps import App
-from google.adk.auth import AuthConfig  # noqa: F401 -- with FastAPI, which the first run would import in the event loop
 from google.adk.events import Event
 from google.adk.runners import Runner
 from google.adk.sessions import BaseSessionService, Session
