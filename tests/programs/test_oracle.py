@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from affinity.provider.contract import EventOrigin, InstanceInfo
 from affinity.provider.contract.instances import Generation
 from tests.programs.acts import Seen
 from tests.programs.alone import check_carried, check_labels, check_runs
-from tests.programs.areas.conversations.oracle import behind_an_end
+from tests.programs.areas.conversations.oracle import Fold, behind_an_end
 from tests.programs.bodies import ALWAYS, Activity, Gather, Job, Select, Statement, Timer, Value, Wait
 from tests.programs.histories import Past, Run
 from tests.programs.interpreter import app
@@ -274,3 +276,19 @@ def test_a_request_of_a_wake_whose_conversation_ended_meanwhile_may_be_dropped()
     end = entry(2, "conversation.status_changed", status="terminated")
     assert behind_an_end([asks[0], end, asks[1]]) == {"behind"}
     assert behind_an_end(asks) == set()
+
+
+def test_inputs_that_are_set_aside_together_are_found_where_all_are_kept() -> None:
+    """One of those that retention has removed may have been an interrupt, which is read with what it follows."""
+
+    def check(*kinds: str) -> None:
+        kept = [SimpleNamespace(seq=number, kind=kind) for number, kind in enumerate(kinds, 1)]
+        fold: Any = SimpleNamespace(journal=SimpleNamespace(entries=kept))
+        letters: Any = SimpleNamespace(inputs=[1, 2], revisits=[])
+        Fold._check_alone(fold, letters)
+
+    check()
+    check("user.message")
+    check("user.message", "user.interrupt")
+    with pytest.raises(AssertionError, match="together"):
+        check("user.message", "user.message")

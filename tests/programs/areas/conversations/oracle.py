@@ -260,11 +260,11 @@ class Fold:
 
     def _check_alone(self, letters: DeadLetters) -> None:
         """Inputs that fail together are tried one by one, unless there is an interrupt among them: only bad ones are
-        set aside.
+        set aside. Of those that retention has removed nobody knows whether one was an interrupt.
         """
         entries = [each for each in self.journal.entries if each.seq in letters.inputs]
-        if any(each.kind == "user.interrupt" for each in entries):  # it is read together with what it follows
-            return
+        if len(entries) < len(letters.inputs) or any(each.kind == "user.interrupt" for each in entries):
+            return  # an interrupt is read together with what it follows
         several = [*letters.inputs, *letters.revisits]
         assert len(several) == 1, f"sets aside {several} together"
         good = [each.seq for each in entries if isinstance(event := read(each), Script) and not may_fail(event.steps)]
