@@ -126,7 +126,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         by_run = is_run(configurable)
         if isinstance(found, Row):
             if not by_run and _checkpoint_id(config) is not None:
-                self._fence.note_read(place, found.checkpoint_id)
+                self._fence.note_read(place, found.checkpoint_id, found.parent_id)
             return self._tuple(found, by_run=by_run)
         if by_run:  # the config is the run's own: there is no checkpoint that could carry the token to its writes
             configurable[TOKEN] = str(Token.new(place, found))
@@ -242,6 +242,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             self._dump(checkpoint),
             self._dump(about),
             is_run(config["configurable"]),
+            metadata.get("source") == "fork",
         )
 
     def put_writes(

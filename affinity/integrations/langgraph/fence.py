@@ -110,11 +110,11 @@ class Fence:
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(12)
-        self._read: OrderedDict[tuple[Place, str], None] = OrderedDict()
+        self._read: OrderedDict[tuple[Place, str], str | None] = OrderedDict()
 
-    def note_read(self, place: Place, checkpoint_id: str) -> None:
-        """Note that a program has read a checkpoint by its id: it may begin a branch there."""
-        self._read[place, checkpoint_id] = None
+    def note_read(self, place: Place, checkpoint_id: str, parent: str | None) -> None:
+        """Note that a program has read a checkpoint by its id: it may begin a branch there, or put a copy beside it."""
+        self._read[place, checkpoint_id] = parent
         self._read.move_to_end((place, checkpoint_id))
         while len(self._read) > _REMEMBERED:
             self._read.popitem(last=False)
@@ -132,9 +132,17 @@ class Fence:
             )
 
     def take_to_put(
-        self, connection: Connection, place: Place, checkpoint_id: str, parent: str | None, *, by_run: bool
+        self,
+        connection: Connection,
+        place: Place,
+        checkpoint_id: str,
+        parent: str | None,
+        *,
+        by_run: bool,
+        is_copy: bool,
     ) -> None:
-        """Let a program write a checkpoint with this parent, also if this call has written it before.
+        """Let a program write a checkpoint with this parent, also if this call has written it before. A copy has the
+        parent of the checkpoint that it is a copy of.
 
         Raises:
             ThreadConflict: it may not.
@@ -142,7 +150,8 @@ class Fence:
         writer = self._lock(connection, place)
         newest = _newest(connection, place)
         is_own = writer == self._name and not by_run and (parent is None or newest == checkpoint_id)
-        if newest is not None and not is_own and parent != newest and (place, parent) not in self._read:
+        is_asked = (place, parent) in self._read or (is_copy and self._has_read_beside(place, parent))
+        if newest is not None and not is_own and parent != newest and not is_asked:
             raise place.conflict(
                 f"its newest checkpoint is {newest}, and this one would follow on {parent}: read the thread again"
             )
@@ -159,6 +168,10 @@ class Fence:
         if checkpoint_id != newest and writer not in ("", self._name) and (place, checkpoint_id) not in self._read:
             raise place.conflict(f"its newest checkpoint is {newest}, and these are results of {checkpoint_id}")
         self._take(connection, place)
+
+    def _has_read_beside(self, place: Place, parent: str | None) -> bool:
+        """Return whether a program has read a checkpoint with this parent by its id."""
+        return any(read == place and beside == parent for (read, _), beside in list(self._read.items()))
 
     def _lock(self, connection: Connection, place: Place) -> str:
         ((writer,),) = connection.fetch("lock", place.parameters)

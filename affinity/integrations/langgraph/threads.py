@@ -46,6 +46,8 @@ class Put(NamedTuple):
     checkpoint: Stored
     metadata: Stored
     by_run: bool
+    is_copy: bool = False
+    """Made by ``update_state(..., as_node="__copy__")``."""
 
 
 class Results(NamedTuple):
@@ -78,7 +80,8 @@ def put(connection: Connection, fence: Fence, new: Put) -> None:
     if new.token is not None:
         fence.claim(connection, new.token)
     else:
-        fence.take_to_put(connection, new.place, new.checkpoint_id, new.parent_id, by_run=new.by_run)
+        by_run, is_copy = new.by_run, new.is_copy
+        fence.take_to_put(connection, new.place, new.checkpoint_id, new.parent_id, by_run=by_run, is_copy=is_copy)
     given = {
         **new.place.parameters,
         "checkpoint": new.checkpoint_id,

@@ -245,6 +245,18 @@ async def test_a_program_that_changes_the_state_fences_the_run_under_way(saver: 
     assert (await graph.ainvoke(None, thread(name)))["said"] == ["by hand", "last"]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_copy_of_an_earlier_checkpoint_is_put_beside_it(saver: AffinitySaver, place: int) -> None:
+    name = str(uuid4())
+    graph = chain(saver, first=says("first"), last=says("last"))
+    with anyio_loop() as run:
+        run(graph.ainvoke({"said": ["in"]}, thread(name)))
+        early = list(graph.get_state_history(thread(name)))[::-1][place]
+        copied = graph.get_state(graph.update_state(early.config, None, as_node="__copy__"))
+        assert (copied.values, copied.parent_config) == (early.values, early.parent_config)
+        assert run(graph.ainvoke(None, copied.config))["said"] == ["in", "first", "last"]
+
+
 def test_time_travel_still_branches(saver: AffinitySaver, other: AffinitySaver) -> None:
     """It is what the program asks for: it names an earlier checkpoint."""
     name = str(uuid4())
