@@ -392,7 +392,8 @@ def stretches(past: Past) -> Iterator[Stretch]:
     """What has become of each start of an id, oldest first."""
     for runs in past.generations:
         first, last = runs[0], runs[-1]
-        start = next(event for event in first.events if isinstance(event, ev.OrchestrationStarted))  # behind a cancel
+        events = (event for run in runs for event in run.events)  # the first may have but a cancel, and be reset
+        start = next(event for event in events if isinstance(event, ev.OrchestrationStarted))
         yield Stretch(
             _STAY.validate_json(start.input),
             first.origins[1].recorded_at,
