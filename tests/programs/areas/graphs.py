@@ -274,6 +274,7 @@ class Graphs(Area[GraphsPart, Sent]):
 
     async def run(self, play: Play, part: GraphsPart) -> Sent:
         url, sent = _url_of(play), Sent()
+        _FAILED.clear()
         for number in range(2):
             await _forget(url, f"{NAME}-{number}")
         for number, turn in enumerate(part.turns):
