@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -31,6 +31,14 @@ MAX_ID: Final = 256
 
 MAX_NAMESPACE: Final = 1024
 """UTF-8 bytes of a namespace of a thread: it names the tasks around a subgraph."""
+
+
+class LastRun(NamedTuple):
+    """The run that has written last to a thread."""
+
+    run_id: str
+    metadata: CheckpointMetadata  # of its newest checkpoint
+    has_run: bool  # the run that has asked has written too
 
 
 class AffinitySaver(BaseCheckpointSaver[Any]):
@@ -170,16 +178,11 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
             for found in listing.take(await self._database.arun(listing.page, "read")):
                 yield found
 
-    async def _last_run(self, thread_id: str, run_id: str) -> tuple[str, CheckpointMetadata] | None:
-        """Return the run that has written last to a thread, and the metadata of its newest checkpoint; None: no run has
-        written to it.
-
-        Raises:
-            ThreadConflict: ``run_id`` has written to it, and another run behind it.
-        """
+    async def _last_run(self, thread_id: str, run_id: str) -> LastRun | None:
+        """Return the run that has written last to a thread; None: no run has written to it."""
         place = Place(_checked(thread_id, "thread id"), "")
         found = await self._database.arun(lambda each: threads.last_run(each, place, run_id), "read")
-        return None if found is None else (found[0], self._load(found[1]))
+        return None if found is None else LastRun(found[0], self._load(found[1]), found[2])
 
     def _tuple(self, row: Row, *, by_run: bool) -> CheckpointTuple:
         token = Token.new(row.place, row.writes) if by_run else None

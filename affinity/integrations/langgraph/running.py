@@ -9,7 +9,8 @@ and up to which entry of the journal the graph has been given the inputs (``affi
   named after the interrupt and the number of answers that its task has had: a task that asks twice asks two requests.
   A task that has failed behind an answer looks in its thread as if it asked once more. So one that has had answers, and
   whose request is not in the journal, runs first.
-* What has arrived while a run waits is given to the next run.
+* What has arrived while a run waits is given to the next run. It may begin in the same wake. If it fails there, the run
+  before it has ended: the next attempt takes its values from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from affinity.conversation import (
 )
 from affinity.errors import InvalidOptions, NotSerializable
 from affinity.integrations.langgraph.checkpointer import AffinitySaver
+from affinity.integrations.langgraph.fence import ThreadConflict
 
 RUN: Final = "langgraph"
 """Name of the runs of wakes. It is stored: it stays."""
@@ -52,6 +54,9 @@ KEY: Final = "langgraph/"
 
 READ: Final = "affinity_read"
 """Key in the metadata of checkpoints: the inputs of the conversation that the graph has got. It is stored: it stays."""
+
+WAKE: Final = "affinity_wake"
+"""Key in the metadata of checkpoints: the wake in which they were written. It is stored: it stays."""
 
 _PAGE: Final = 500
 """Entries of a journal that are read together."""
@@ -154,8 +159,8 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
         NotSerializable, PayloadTooLarge: a request has no JSON form, or is too large.
         Exception: the error of a node. The wake is repeated, as after any error of its handler.
     """
-    shown = wake if options.get("stream", True) else None
-    runner = _Runner(graph, wake.conversation_id, options.get("config"), options.get("context"), shown)
+    config, context, shows = options.get("config"), options.get("context"), options.get("stream", True)
+    runner = _Runner(graph, wake.conversation_id, config, context, wake=wake, shows=shows)
     to_input, to_reply = options.get("to_input", messages_of), options.get("to_reply", reply_of)
     to_request, expires_in = options.get("to_request", request_of), options.get("expires_in")
     values = None
@@ -175,7 +180,8 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
                     answers = await _ask(run, asked, to_request, expires_in)
                 has_begun = False
                 await runner.drive(Command(resume=answers) if answers else None, run.id, read)
-            _withdraw_others(wake, {})
+            if not runner.is_at_end:
+                _withdraw_others(wake, {})
             values = await runner.values()
         if run.is_paused:
             return None
@@ -209,7 +215,7 @@ async def call_graph(
     """
     if ctx.session_id is None:
         raise InvalidOptions("call_graph needs an activity on a session: its id is the thread's")
-    runner = _Runner(graph, ctx.session_id, config, context, None)
+    runner = _Runner(graph, ctx.session_id, config, context)
     key = ctx.idempotency_key
     has_begun, _ = await runner.look(key)
     await runner.drive(None if has_begun else value, key, None)
@@ -262,30 +268,53 @@ class _Runner:
     """A graph on a thread."""
 
     def __init__(
-        self, graph: Graph, thread_id: str, config: RunnableConfig | None, context: Any, shown: Wake | None
+        self,
+        graph: Graph,
+        thread_id: str,
+        config: RunnableConfig | None,
+        context: Any,
+        *,
+        wake: Wake | None = None,
+        shows: bool = False,
     ) -> None:
         self._saver = check_graph(graph)
-        self._graph, self._context, self._shown = graph, context, shown
+        self._graph, self._context, self._shown = graph, context, wake if shows else None
         self._base: RunnableConfig = config or {}
         self._stopped_at: str | None = None
         self._thread_id = thread_id
+        self._wake_id = None if wake is None else wake.id
         self._thread: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+        self._end: RunnableConfig | None = None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the run has ended, and another one of the same wake has begun."""
+        return self._end is not None
 
     async def look(self, run_id: str) -> tuple[bool, int | None]:
         """Return whether this run has written to the thread, and up to which input the graph was given them.
 
         Raises:
-            ThreadConflict: another run has written behind it.
+            ThreadConflict: another run has written behind it, and not in an earlier attempt of this wake, in which this
+                run had ended.
         """
+        self._end = None
         found = await self._saver._last_run(self._thread_id, run_id)
         if found is None:
             return False, None
-        about: Mapping[str, Any] = found[1]
-        return found[0] == run_id, about.get(READ)
+        about: Mapping[str, Any] = found.metadata
+        if found.run_id == run_id or not found.has_run:
+            return found.run_id == run_id, about.get(READ)
+        if self._wake_id is None or about.get(WAKE) != self._wake_id:
+            reason = f"run {found.run_id!r} has gone on in it before run {run_id!r} has ended"
+            raise ThreadConflict(self._thread_id, "", reason)
+        async for last in self._saver.alist(self._thread, filter={"run_id": run_id}, limit=1):
+            self._end, about = last.config, last.metadata
+        return True, about.get(READ)
 
     async def values(self) -> Any:
-        """Return the values of the state."""
-        return (await self._graph.aget_state(self._thread)).values
+        """Return the values of the state, at the end of the run."""
+        return (await self._graph.aget_state(self._end or self._thread)).values
 
     async def waiting(self) -> dict[str, tuple[Interrupt, int]] | None:
         """Return the interrupts that wait, as `asked`; none: the graph can go on. None: it has ended.
@@ -296,6 +325,8 @@ class _Runner:
         Raises:
             InvalidOptions: it has stopped twice at the same place without an interrupt.
         """
+        if self.is_at_end:
+            return None
         state = await self._graph.aget_state(self._thread, subgraphs=True)
         asked = await self.asked(state)
         if not state.tasks:
@@ -309,7 +340,7 @@ class _Runner:
 
     async def drive(self, value: Any, run_id: str, read: int | None) -> None:
         """Run the graph until it ends, or is interrupted."""
-        about = {"run_id": run_id} if read is None else {"run_id": run_id, READ: read}
+        about = {"run_id": run_id} if read is None else {"run_id": run_id, READ: read, WAKE: self._wake_id}
         config: RunnableConfig = {
             **self._base,
             "configurable": {**self._base.get("configurable", {}), **self._thread["configurable"]},

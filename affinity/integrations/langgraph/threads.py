@@ -133,19 +133,16 @@ def read(connection: Connection, place: Place, checkpoint_id: str | None) -> Row
     return _row(connection, rows[0]) if rows else writes
 
 
-def last_run(connection: Connection, place: Place, run_id: str) -> tuple[str, Stored] | None:
-    """Return the run that has written last, with the metadata of its newest checkpoint; None: no run has written.
-
-    Raises:
-        ThreadConflict: this run has written, and another one behind it.
+def last_run(connection: Connection, place: Place, run_id: str) -> tuple[str, Stored, bool] | None:
+    """Return the run that has written last, with the metadata of its newest checkpoint, and whether the given run has
+    written too; None: no run has written.
     """
     rows = connection.fetch("last_run", place.parameters)
     if not rows:
         return None
     ((found, metadata_type, metadata),) = rows
-    if found != run_id and connection.fetch("has_run", {**place.parameters, "run": run_id}):
-        raise place.conflict(f"run {found!r} has gone on in it before run {run_id!r} has ended")
-    return found, Stored(metadata_type, bytes(metadata))
+    has_run = found == run_id or bool(connection.fetch("has_run", {**place.parameters, "run": run_id}))
+    return found, Stored(metadata_type, bytes(metadata)), has_run
 
 
 def page(connection: Connection, where: Conditions, last: Row | None, most: int) -> Sequence[Row]:

@@ -270,6 +270,30 @@ async def test_what_comes_while_a_run_waits_is_for_the_next_run(url: str, saver:
         assert await answer(talk, result=2) == "one answer 1 two three answer 2"
 
 
+async def test_a_run_that_fails_behind_another_one_of_its_wake_goes_on(url: str, saver: AffinitySaver) -> None:
+    """The first run has ended in an attempt that has failed: its reply is that of its end."""
+    runs, talks = Counter[str](), list[affinity.ConversationHandle]()
+
+    async def pays(state: Log) -> Log:
+        word = state["said"][-1]
+        runs[word] += 1
+        if (word, runs[word]) == ("one", 1):
+            await talks[0].send(UserMessage("two"))
+        if runs[word] == 1:
+            raise ConnectionError("429")
+        return {"said": [f"{word} paid"]}
+
+    graph = chain(saver, pays=pays)
+    async with talking(url, graph, **LOG) as talk:
+        talks.append(talk)
+        await talk.ask(UserMessage("one"), timeout=PATIENCE)
+        assert await ask(talk, "three") == "one one paid two two paid three three paid"
+        said = [each.event.text for each in await talk.history(kinds=[AgentMessage])]  # type: ignore[attr-defined]
+        assert said[:2] == ["one one paid", "one one paid two two paid"]
+        await anyio.to_thread.run_sync(line, graph, talk.conversation_id)
+    assert runs == {"one": 2, "two": 2, "three": 2}
+
+
 async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySaver) -> None:
     """The request is dropped, and the next message begins anew: LangGraph drops the node that asked."""
 
