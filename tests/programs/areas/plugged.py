@@ -42,6 +42,7 @@ class Message:
     pays: int = 0  # calls of the other one
     slow: int = 0  # steps of the event loop of each call
     answers: bool | None = None  # whether open requests are allowed; None: they wait
+    fails: bool = False  # the first request to the model of a run with it
     after: int = 0  # ticks
 
 
@@ -76,6 +77,10 @@ class Asked:
         return {"label": self.label, "slow": self.slow}
 
 
+_FAILED: Final = set[str]()
+"""Messages whose requests have failed in this process."""
+
+
 def respond(prompt: str, has_asked: Set[str], results: Mapping[str, str]) -> Sequence[Asked] | str:
     """Return what the model does next.
 
@@ -85,6 +90,9 @@ def respond(prompt: str, has_asked: Set[str], results: Mapping[str, str]) -> Seq
         results: what the model has read of them.
     """
     lines = [json.loads(line) for line in prompt.splitlines()]
+    if failing := {line["id"] for line in lines if line["fails"]} - _FAILED:
+        _FAILED.update(failing)
+        raise ConnectionError("429")
     for tool in ("look", "pay"):
         calls = [call for line in lines for call in _calls(line, tool)]
         if calls and not {call.label for call in calls} <= has_asked:
@@ -128,6 +136,7 @@ class Plugged(Area[PlugsPart, Sent]):
             pays=st.sampled_from((0, 0, 1, 2)),
             slow=st.sampled_from((0, 0, 5)),
             answers=st.sampled_from((None, True, True, False)),
+            fails=st.sampled_from((False, False, False, True)),
             after=st.sampled_from((0, 0, 1, 3, 8)),
         )
         return st.builds(PlugsPart, messages=st.lists(messages, min_size=1, max_size=most).map(tuple))
@@ -137,9 +146,16 @@ class Plugged(Area[PlugsPart, Sent]):
 
     async def run(self, play: Play, part: PlugsPart) -> Sent:
         conversations, sent = self.conversations(), Sent()
+        _FAILED.clear()
         for number, message in enumerate(part.messages):
             talk, name = play.env.client.conversation(conversations, f"{self.name}-{message.to}"), f"m{number}"
-            line = {"id": name, "look": message.looks, "pay": message.pays, "slow": message.slow}
+            line = {
+                "id": name,
+                "look": message.looks,
+                "pay": message.pays,
+                "slow": message.slow,
+                "fails": message.fails,
+            }
             await talk.send(UserMessage(json.dumps(line)), event_id=name)
             sent.messages.setdefault(talk.conversation_id, set()).add(name)
             await play.pause(message.after)
