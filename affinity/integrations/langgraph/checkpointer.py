@@ -163,6 +163,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         listing = _Listing(self, config, filter, before, limit)
         while listing.most > 0:
             yield from listing.take(self._database.run(listing.page, "read"))
+        listing.end()
 
     async def alist(
         self,
@@ -177,6 +178,7 @@ class AffinitySaver(BaseCheckpointSaver[Any]):
         while listing.most > 0:
             for found in listing.take(await self._database.arun(listing.page, "read")):
                 yield found
+        listing.end()
 
     async def _last_run(self, thread_id: str, run_id: str) -> LastRun | None:
         """Return the run that has written last to a thread; None: no run has written to it."""
@@ -414,7 +416,9 @@ class _Listing:
         configurable = config["configurable"] if config else {}
         thread, ns = configurable.get("thread_id"), configurable.get("checkpoint_ns")
         self._saver, self._filter = saver, filter or {}
-        self._by_run = is_run(configurable)
+        self._configurable, self._by_run = configurable, is_run(configurable)
+        self._place = Place(str(thread), ns) if self._by_run and thread is not None and ns is not None else None
+        self._writes = 0
         self._where = Conditions(
             None if thread is None else _checked(str(thread), "thread id"),
             ns,
@@ -422,11 +426,14 @@ class _Listing:
             _checkpoint_id(before) if before else None,
         )
         self._last: Row | None = None
+        self._has_found = False
         self.most: float = float("inf") if limit is None else limit
         """Checkpoints that are still to be returned, at most."""
 
     def page(self, connection: Connection) -> Sequence[Row]:
         most = PAGE if self._filter else int(min(PAGE, self.most))
+        if self._place is not None and self._last is None:
+            self._writes = threads.writes_so_far(connection, self._place)
         return threads.page(connection, self._where, self._last, most)
 
     def take(self, rows: Sequence[Row]) -> Iterator[CheckpointTuple]:
@@ -435,11 +442,17 @@ class _Listing:
             found = self._saver._tuple(row, by_run=self._by_run)
             if self.most > 0 and all(found.metadata.get(key) == value for key, value in self._filter.items()):
                 self.most -= 1
+                self._has_found = True
                 yield found
         if rows:
             self._last = rows[-1]
         else:
             self.most = 0
+
+    def end(self) -> None:
+        """Give a run the token, if it has found no checkpoint that could carry it: a subgraph begins anew."""
+        if self._place is not None and not self._has_found:
+            self._configurable[TOKEN] = str(Token.new(self._place, self._writes))
 
 
 def _read(connection: Connection, *, place: Place, checkpoint_id: str | None) -> Row | int:

@@ -127,10 +127,15 @@ def read(connection: Connection, place: Place, checkpoint_id: str | None) -> Row
     name, given = "latest" if checkpoint_id is None else "one", {**place.parameters, "checkpoint": checkpoint_id}
     writes = 0
     if not (rows := connection.fetch(name, given)):
-        found = connection.fetch("writes_so_far", place.parameters)
-        writes = int(found[0][0]) if found else 0
+        writes = writes_so_far(connection, place)
         rows = connection.fetch(name, given)
     return _row(connection, rows[0]) if rows else writes
+
+
+def writes_so_far(connection: Connection, place: Place) -> int:
+    """Return how often a namespace was written."""
+    found = connection.fetch("writes_so_far", place.parameters)
+    return int(found[0][0]) if found else 0
 
 
 def last_run(connection: Connection, place: Place, run_id: str) -> tuple[str, Stored, bool] | None:

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
+from langgraph.types import Command, interrupt
 
 from affinity.errors import AffinityError, ConnectionLost
 from affinity.integrations import database
@@ -25,6 +26,11 @@ from tests.integrations.langgraph.graphs import Log, chain, line, says, thread
 pytestmark = pytest.mark.anyio
 
 PATIENCE = 60.0
+
+
+def asks_once(state: Log) -> Log:
+    """A node that says the answer to a question."""
+    return {"said": [str(interrupt("which?"))]}
 
 
 class Held:
@@ -283,6 +289,33 @@ def test_time_travel_still_branches(saver: AffinitySaver, other: AffinitySaver) 
 def anyio_loop() -> Iterator[Any]:
     with asyncio.Runner() as runner:
         yield runner.run
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_subgraph_begins_anew_where_its_graph_is_replayed_from_before_it(
+    saver: AffinitySaver, is_async: bool
+) -> None:
+    """It has a history of its own (``checkpointer=True``), of which nothing is older. The replay goes on from there."""
+
+    def before(state: Log) -> Log:
+        return {"said": ["before"]}
+
+    inner: Any = chain(None, asks=asks_once)
+    inner.checkpointer = True
+    graph, config = chain(saver, before=before, inner=inner), thread(str(uuid4()))
+
+    async def run(value: Any, config: Any) -> Any:
+        if is_async:
+            return await graph.ainvoke(value, config)
+        return await anyio.to_thread.run_sync(lambda: graph.invoke(value, config))
+
+    await run({"said": ["in"]}, config)
+    old = await run(Command(resume="old"), config)
+    earlier = next(each for each in [e async for e in graph.aget_state_history(config)] if each.next == ("inner",))
+    assert "__interrupt__" in await run(None, earlier.config)
+    new = await run(Command(resume="new"), config)
+    assert [text for text in old["said"] if text in {"old", "new"}] == ["old"]
+    assert [text for text in new["said"] if text in {"old", "new"}] == ["new"]
 
 
 def test_a_program_cannot_go_on_from_a_checkpoint_that_is_no_longer_the_newest(
