@@ -9,6 +9,7 @@ and up to which entry of the journal the graph has been given the inputs (``affi
   named after the interrupt and the number of answers that its task has had: a task that asks twice asks two requests.
   A task that has failed behind an answer looks in its thread as if it asked once more. So one that has had answers, and
   whose request is not in the journal, runs first.
+* A run whose wake has failed for good has been given its inputs. When these are tried one by one, it goes on.
 * What has arrived while a run waits is given to the next run. It may begin in the same wake. If it fails there, the run
   before it has ended: the next attempt takes its values from its last checkpoint.
 """
@@ -170,7 +171,7 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
             if not has_begun:
                 _withdraw_others(wake, {})
                 given, read = to_input(await _inputs(wake, read)), wake.read_up_to
-                if given is None:
+                if given is None and not await _was_cut_off(wake, runner, to_input):
                     return values
                 await runner.drive(given, run.id, read)
             while (asked := await runner.waiting()) is not None:
@@ -395,6 +396,14 @@ async def _inputs(wake: Wake, read: int | None) -> Sequence[JournalEvent]:
 
 def _is_answer(event: JournalEvent) -> bool:
     return isinstance(event, AnswerEvent | RequestExpired)
+
+
+async def _was_cut_off(wake: Wake, runner: _Runner, to_input: ToInput) -> bool:
+    """Return whether a run that was given these inputs has not ended: a wake has failed for good, and its inputs are
+    tried one by one. This one goes on in its place.
+    """
+    inputs = [event for event in wake.events if not _is_answer(event)]
+    return wake.interrupt is None and to_input(inputs) is not None and await runner.waiting() is not None
 
 
 async def _ask(

@@ -294,6 +294,36 @@ async def test_a_run_that_fails_behind_another_one_of_its_wake_goes_on(url: str,
     assert runs == {"one": 2, "two": 2, "three": 2}
 
 
+@pytest.mark.parametrize("failures", [3, 1000])
+async def test_messages_whose_wake_fails_for_good_are_answered_or_fail(
+    url: str, saver: AffinitySaver, failures: int
+) -> None:
+    """They were given to the graph together, and are tried one by one: the run goes on with the first of them."""
+    runs = Counter[str]()
+
+    async def pays(state: Log) -> Log:
+        runs["pays"] += 1
+        if runs["pays"] <= failures:
+            raise ConnectionError("429")
+        return {"said": ["paid"]}
+
+    chats = graph_conversations(chain(saver, pays=pays), kind="chat", retry=RETRY, **LOG)
+    app = affinity.App("chats")
+    app.include(chats)
+    async with affinity.Client(url) as client:
+        talk = client.conversation(chats, str(uuid4()))
+        first, second = [await talk.send(UserMessage(text)) for text in ("one", "two")]
+        async with affinity.Worker(app, url):
+            with anyio.fail_after(PATIENCE):
+                if failures == RETRY.max_attempts:
+                    assert (await talk.reply(first)).text == "one two paid"
+                    assert runs == {"pays": failures + 1}
+                else:
+                    for seq in (first, second):
+                        with pytest.raises(WakeFailed, match="429"):
+                            await talk.reply(seq)
+
+
 async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySaver) -> None:
     """The request is dropped, and the next message begins anew: LangGraph drops the node that asked."""
 
