@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, get_args
 
@@ -265,7 +265,7 @@ def test_a_refund_whose_worker_is_killed_is_paid_once(named: Callable[[str], str
 
 
 def payments() -> list[int]:
-    with sqlite3.connect("payments.db") as connection:
+    with closing(sqlite3.connect("payments.db")) as connection:
         try:
             return [cents for (cents,) in connection.execute("SELECT cents FROM payments")]
         except sqlite3.OperationalError:  # the table is not there yet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -74,7 +75,7 @@ async def test_a_payload_of_another_row_is_refused(url: str, tmp_path: Path) -> 
             handle = await client.start(greeting, name, instance_id=name)
             await handle.raise_event("more", "secret event")
             await handle.wait(timeout=20)
-        with sqlite3.connect(tmp_path / "coded.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "coded.db")) as connection, connection:
             connection.execute(
                 "UPDATE instances SET output = (SELECT output FROM instances WHERE instance_id = 'i1')"
                 " WHERE instance_id = 'i2'"
