@@ -190,7 +190,7 @@ def adk(session: nox.Session, age: str) -> None:
     old = ["SelectableGroups:DeprecationWarning", "[EXPERIMENTAL]:UserWarning", "MCPTool class:DeprecationWarning"]
     ignored = [word for warning in old for word in ("-W", f"ignore:{warning}")]  # of the oldest releases
     files = session.posargs or ["tests/integrations/adk", "tests/test_telemetry.py", "tests/worker/test_telemetry.py"]
-    session.run(*PYTEST, "-n", "2", "-m", "not nightly", *ignored, *files)
+    session.run(*PYTEST, "-n", "2", "--all", *ignored, *files)
 
 
 def with_pins(session: nox.Session, file: str) -> str:
