@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from affinity import Client
 from affinity.limits import MAX_PAGE
@@ -30,6 +31,14 @@ class Run:
     def is_reset(self) -> bool:
         """Whether it began by a reset."""
         return any(type(event) is ev.ExecutionReset for event in self.events)
+
+    @property
+    def began_at(self) -> datetime | None:
+        """When its code began; None: it did not. What a worker without the code records before, as a request to cancel,
+        takes no slot.
+        """
+        started = (number for number, event in enumerate(self.events, 1) if isinstance(event, ev.OrchestrationStarted))
+        return next((self.origins[number].recorded_at for number in started), None)
 
     @property
     def lineage(self) -> ev.Lineage:

@@ -252,19 +252,13 @@ def check_room(pasts: Mapping[str, Past], jobs: Sequence[Job], seen: Seen) -> No
     stays: list[Stay] = []
     for past in [pasts[instance_id(number)] for number in limited if instance_id(number) in pasts]:
         for runs in past.generations:
-            begin = _begin(runs[0])
+            begin = runs[0].began_at or LATE
             last = runs[-1]
             end = LATE if last.outcome is None else last.origins[len(last.events)].recorded_at
             if seen.opened_at is None or begin < seen.opened_at:
                 stays.append((begin, end, past.id))
     found = [*above_bound(stays, ROOM.concurrency or 0)]
     assert not found, f"{found[0]} ran at the same time, and {ROOM.name} has {ROOM.concurrency} slots: {stays}"
-
-
-def _begin(run: Run) -> datetime:
-    """When its code began. What a worker without the code has recorded, as a request to cancel, takes no slot."""
-    started = (number for number, event in enumerate(run.events, 1) if isinstance(event, ev.OrchestrationStarted))
-    return next((run.origins[number].recorded_at for number in started), LATE)
 
 
 LATE: Final = datetime.max.replace(tzinfo=UTC)

@@ -141,6 +141,20 @@ def test_more_instances_than_slots() -> None:
     )
     with pytest.raises(AssertionError, match=r"starts-2: 2'] ran at the same time"):
         judge([past(Ran(str(n), begin=float(n), rooms="hall"), number=n) for n in range(3)], **calls)
+    two = [past(Ran(str(n), rooms="hall"), number=n) for n in range(2)]
+    waited = past(last := Ran("2", begin=12.0, end=12.0, rooms="hall"), number=2)
+    judge([*two, replace(waited, runs=[_cancelled_before(last)])], **calls)
+
+
+def _cancelled_before(ran: Ran) -> Run:
+    """A worker without its code has recorded a request to cancel, while it waited for its slot."""
+    run = ran.run(1)
+    times = [BEGIN + timedelta(seconds=2), *(origin.recorded_at for origin in run.origins.values())]
+    return replace(
+        run,
+        events=[ev.CancelRequested("enough"), *run.events],
+        origins={n: EventOrigin(n, at, None, None) for n, at in enumerate(times, 1)},
+    )
 
 
 def test_more_limited_instances_than_slots_in_the_area_of_orchestrations() -> None:
@@ -154,9 +168,5 @@ def test_more_limited_instances_than_slots_in_the_area_of_orchestrations() -> No
     check_room(pasts, jobs, Seen(opened_at=BEGIN + timedelta(seconds=2)))
     with pytest.raises(AssertionError, match="ran at the same time"):
         check_room(pasts, jobs, Seen())
-    early = Ran(begin=12.0, end=12.0).run(1)  # cancelled before it began, by a worker without its code
-    times = [BEGIN + timedelta(seconds=at) for at in (2.0, 12.0, 12.0)]
-    origins = {n: EventOrigin(n, at, None, None) for n, at in enumerate(times, 1)}
     last = instance_id(2)
-    run = replace(early, events=[ev.CancelRequested("enough"), *early.events], origins=origins)
-    check_room(pasts | {last: replace(pasts[last], runs=[run])}, jobs, Seen())
+    check_room(pasts | {last: replace(pasts[last], runs=[_cancelled_before(Ran(begin=12.0, end=12.0))])}, jobs, Seen())

@@ -391,12 +391,12 @@ _STAY: Final = TypeAdapter(Stay)
 def stretches(past: Past) -> Iterator[Stretch]:
     """What has become of each start of an id, oldest first."""
     for runs in past.generations:
-        first, last = runs[0], runs[-1]
+        last = runs[-1]
         events = (event for run in runs for event in run.events)  # the first may have but a cancel, and be reset
         start = next(event for event in events if isinstance(event, ev.OrchestrationStarted))
         yield Stretch(
             _STAY.validate_json(start.input),
-            first.origins[1].recorded_at,
+            next(run.began_at for run in runs if run.began_at is not None),
             last.origins[len(last.events)].recorded_at,
             last.outcome,
             any(run.is_reset for run in runs),
