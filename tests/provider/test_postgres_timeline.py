@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 from typing import Any
 
 import anyio
@@ -11,13 +11,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from affinity import migrate
+from affinity import Client, migrate, sync
 from affinity.errors import DatabaseChanged
 from affinity.provider import change_rights
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.timeline import SeenTimeline, Timeline
 from tests.provider.postgres_stage import administrator, registered
 from tests.provider.roles import as_role, plain_role
+from tests.servers.programs import PostgresServer
 
 pytestmark = pytest.mark.anyio
 
@@ -73,6 +74,41 @@ async def test_a_new_connection_of_an_open_provider_notices(
         for _ in range(2):
             with pytest.raises(DatabaseChanged):
                 await worker.take(1)  # the first call on the connection for fetches
+
+
+async def test_a_database_keeps_its_name_at_a_new_timeline(
+    postgres_migrated: str, admin: psycopg.Connection[Any]
+) -> None:
+    """A call of a user is recorded, though another client has seen the new timeline, and that of the user has not."""
+
+    def start() -> None:
+        with sync.Client(postgres_migrated) as other:
+            other.start("flow", instance_id="i")
+
+    async with Client(postgres_migrated) as client, aclosing(await PostgresProvider.open(postgres_migrated)) as before:
+        await client.list_instances()
+        admin.execute(ANOTHER)
+        with client.acting_as("ann"):
+            await anyio.to_thread.run_sync(start)
+        async with aclosing(await PostgresProvider.open(postgres_migrated)) as after:
+            assert before.timeline != after.timeline
+            assert before.database == before.states.database == after.database == after.states.database
+        assert [(each.user, each.action) for each in await client.audit()] == [("ann", "start")]
+
+
+async def test_a_copy_of_a_database_has_another_name(postgres_server: PostgresServer, postgres_migrated: str) -> None:
+    names = [sql.Identifier(postgres_migrated.rsplit("/", 1)[1].partition("?")[0]), sql.Identifier("copied")]
+    with closing(psycopg.connect(postgres_server.url(), autocommit=True)) as server:
+        server.execute(sql.SQL("CREATE DATABASE {1} TEMPLATE {0}").format(*names))
+        try:
+            async with (
+                aclosing(await PostgresProvider.open(postgres_migrated)) as original,
+                aclosing(await PostgresProvider.open(postgres_server.url("copied"))) as copy,
+            ):
+                assert (await original.read_identity()).name == (await copy.read_identity()).name
+                assert original.database != copy.database
+        finally:
+            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(names[1]))
 
 
 async def test_a_service_that_hides_its_timeline(postgres_database: str) -> None:

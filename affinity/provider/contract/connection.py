@@ -41,8 +41,9 @@ class ProviderConnection(Protocol):
     @property
     def database(self) -> str:
         """The name of the database among all that this process has open. Two databases, and two schemas of one, have
-        different names; all providers of one database have the same. The name stays the same at a new connection. It
-        changes if the database is replaced, and may change at a new timeline.
+        different names; all providers of one database have the same. The name stays the same at a new connection and at
+        a new timeline: it changes only if the database is replaced. A standby that was promoted while its primary goes
+        on has the name of the primary.
         """
         ...
 

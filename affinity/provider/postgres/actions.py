@@ -26,7 +26,7 @@ def acts(kind: str, verb: Verb[P, T]) -> Verb[P, T]:
 
     @wraps(verb)
     async def call(db: Database, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        actors = actors_on(db.connections.timeline.token)
+        actors = actors_on(db.connections.timeline.database)
         if actors is None or kwargs.get("dry_run"):
             return await verb(db, *args, **kwargs)
         inner = copy(db)

@@ -191,8 +191,8 @@ class PostgresProvider(Database):
 
     @property
     def database(self) -> str:
-        """The token: no other database has it."""
-        return self.timeline
+        """The name in the database, and where it stands: a copy has the same name, and stands elsewhere."""
+        return self.connections.timeline.database
 
     async def aclose(self) -> None:
         """Close every connection. Idempotent."""

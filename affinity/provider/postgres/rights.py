@@ -84,7 +84,7 @@ RIGHTS: Final[tuple[Rights, ...]] = (
         worker=RUN,
     ),
     # The owner's alone. Triggers run for each role that changes the row.
-    Rights("FUNCTION", "begin_timeline timeline_place timeline_reached set_quotas"),
+    Rights("FUNCTION", "begin_timeline database_place timeline_place timeline_reached set_quotas"),
     Rights(
         "FUNCTION",
         "are_headers check_client_ids check_client_labels check_client_messages check_client_starts deny_client"

@@ -50,7 +50,7 @@ class PostgresSessionStore:
     @property
     def database(self) -> str:
         """See `ProviderConnection.database`."""
-        return self._connections.timeline.token
+        return self._connections.timeline.database
 
     async def load(self, session_id: str) -> SessionRecord | None:
         rows = await self._connections.states.run(_SQL["load"], {"session": session_id})

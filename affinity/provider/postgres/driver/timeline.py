@@ -12,13 +12,13 @@ from affinity.provider.postgres.driver.wire import Params, Row
 from affinity.provider.timeline import SeenTimeline, Timeline
 
 ESTABLISH: Final[LiteralString] = (
-    "SELECT current_token, reached FROM establish_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
+    "SELECT current_token, reached, database FROM establish_timeline(%(known_token)s::text, %(known_reached)s::bigint)"
 )
 """The query of a worker. It begins a new timeline if the database is behind the point that the worker has seen. Its one
 row is for `TimelineCheck.check`; its parameters are `TimelineCheck.known`.
 """
 
-READ: Final[LiteralString] = "SELECT current_token, reached FROM read_timeline()"
+READ: Final[LiteralString] = "SELECT current_token, reached, database FROM read_timeline()"
 """The query of a client."""
 
 
@@ -32,6 +32,12 @@ class TimelineCheck:
     def __init__(self, timeline: Timeline | None) -> None:
         self._timeline = timeline
         self._seen = SeenTimeline()
+        self._database = ""
+
+    @property
+    def database(self) -> str:
+        """See `affinity.provider.contract.ProviderConnection.database`."""
+        return self._database
 
     @property
     def token(self) -> str:
@@ -61,13 +67,15 @@ class TimelineCheck:
             DatabaseChanged: it is not of the timeline that is followed.
             ReadOnly: it is of a standby, which may be promoted while the connection lasts.
         """
-        ((token, reached),) = rows
+        ((token, reached, database),) = rows
         if self._timeline is None:
             self._seen.note(token, reached, before)
+            self._database = database
             return
         if reached is None:
             raise ReadOnly("the server is a standby: target_session_attrs=read-write finds the primary")
         self._timeline.check(token, reached)
+        self._database = database
 
     async def check_connection(self, connection: AsyncConnection[Row]) -> None:
         """Ask on a connection that is not used otherwise yet.

@@ -30,16 +30,23 @@ CREATE TABLE timeline (
     place text COLLATE "C" NOT NULL -- what PostgreSQL itself said when the token was made
 );
 
--- The server, its timeline, the database and the table: a promotion or a recovery to a point in time changes the second,
--- a dump that is restored the last. Services that hide some of it have nothing to find there.
-CREATE FUNCTION timeline_place() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+-- The server, the database and the table: a dump that is restored changes the last, a failover nothing. Services that hide
+-- some of it have nothing to find there.
+CREATE FUNCTION database_place() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     there text := concat_ws('/', (SELECT oid FROM pg_database WHERE datname = current_database()), 'timeline'::regclass::oid);
 BEGIN
-    RETURN concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
-        left(pg_walfile_name(pg_current_wal_lsn()), 8), there);
+    RETURN concat_ws('/', (SELECT system_identifier FROM pg_control_system()), there);
 EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
     RETURN there;
+END $$;
+
+-- And the timeline of the server, which a promotion or a recovery to a point in time changes.
+CREATE FUNCTION timeline_place() RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    RETURN concat_ws('/', left(pg_walfile_name(pg_current_wal_lsn()), 8), database_place());
+EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+    RETURN database_place();
 END $$;
 
 -- The position in the write-ahead log that is on disk: no crash takes it back.
@@ -70,9 +77,12 @@ BEGIN
     RETURN begun;
 END $$;
 
--- The first query of a worker's connection: the token, and how far the database is (NULL: it is a standby). It begins a new
--- timeline if the server is another one, or is behind the known point. With the owner's rights: other roles need none to the table.
-CREATE FUNCTION establish_timeline(known_token text, known_reached bigint, OUT current_token text, OUT reached bigint)
+-- The first query of a worker's connection: the token, how far the database is (NULL: it is a standby), and its name, which
+-- no other database has and which stays at a new timeline. It begins a new timeline if the server is another one, or is behind
+-- the known point. With the owner's rights: other roles need none to the tables.
+CREATE FUNCTION establish_timeline(
+    known_token text, known_reached bigint, OUT current_token text, OUT reached bigint, OUT database text
+)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
     here text;
@@ -80,6 +90,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT line FROM timeline;
     current_token := line.token;
+    SELECT concat_ws('/', i.name, database_place()) INTO STRICT database FROM database_identity i;
     IF pg_is_in_recovery() THEN
         RETURN;
     END IF;
@@ -95,9 +106,9 @@ BEGIN
 END $$;
 
 -- The first query of a client's connection. It begins a new timeline only if the server is another one.
-CREATE FUNCTION read_timeline(OUT current_token text, OUT reached bigint)
+CREATE FUNCTION read_timeline(OUT current_token text, OUT reached bigint, OUT database text)
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path FROM CURRENT AS $$
-    SELECT t.current_token, t.reached FROM establish_timeline(NULL, 0) t
+    SELECT t.current_token, t.reached, t.database FROM establish_timeline(NULL, 0) t
 $$;
 
 INSERT INTO timeline VALUES (gen_random_uuid(), timeline_place());
