@@ -16,9 +16,10 @@ from affinity.errors import DatabaseChanged
 from affinity.provider import change_rights
 from affinity.provider.postgres import PostgresProvider
 from affinity.provider.timeline import SeenTimeline, Timeline
+from affinity.records import database_of
 from tests.provider.postgres_stage import administrator, registered
 from tests.provider.roles import as_role, plain_role
-from tests.servers.programs import PostgresServer
+from tests.servers import PostgresServer
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +93,7 @@ async def test_a_database_keeps_its_name_at_a_new_timeline(
             await anyio.to_thread.run_sync(start)
         async with aclosing(await PostgresProvider.open(postgres_migrated)) as after:
             assert before.timeline != after.timeline
-            assert before.database == before.states.database == after.database == after.states.database
+            assert before.database == database_of(before.states) == after.database == database_of(after.states)
         assert [(each.user, each.action) for each in await client.audit()] == [("ann", "start")]
 
 
