@@ -16,7 +16,7 @@ from google.adk.tools.tool_context import ToolContext
 from pydantic import JsonValue, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from affinity.conversation import ToolResult, Wake, WakeRun
+from affinity.conversation import AgentMessage, ToolResult, Wake, WakeRun
 from affinity.errors import NotSerializable, PayloadTooLarge, StepInterrupted
 from affinity.integrations.agent_runs import (
     Operation,
@@ -35,6 +35,9 @@ _RESPONSES: Final[TypeAdapter[list[LlmResponse]]] = TypeAdapter(list[LlmResponse
 
 _MODEL: Final = "model"
 """Name of the steps of model calls. Those of tools are ``tool:NAME``."""
+
+_AGENT: Final = "adk_agent_name"
+"""Label of a request of the model: the agent that makes it."""
 
 _ID: Final = "adk-"
 """Beginning of the ids of calls that no model has made: ADK does not show them to a model."""
@@ -58,14 +61,18 @@ class StepsOfRun(RecordedRun):
         """The session of the agent that runs."""
         self._events_read = 0
         """Events of the session in which the results of calls were looked for."""
+        self._texts_read = 0
+        """Events of the session in which the answers of agents were looked for."""
+        self._is_of_wake = True
+        """Whether the last response of a model was made in this wake."""
         self._kept: list[tuple[HasEvents, Session]] = []
         """Sessions that are put into a state when the block has ended."""
         self._fatal: Exception | None = None
         """An error of a step, or of a list of tools, that ends the run whatever ADK makes of it."""
 
     async def _ask_model(self, request: LlmRequest, ask: Callable[[], AsyncIterator[LlmResponse]]) -> list[LlmResponse]:
-        """Return the response. It is known by the contents that the model reads, so that a failure which the agent
-        survives, and repeats, does not shift the others.
+        """Return the response. It is known by the agent and the contents that the model reads: so neither a failure
+        that the agent survives, and repeats, nor an agent that runs beside it shifts the others.
 
         Raises:
             Exception: the tools cannot be listed, or an earlier step cannot be recorded.
@@ -82,8 +89,10 @@ class StepsOfRun(RecordedRun):
 
         contents = "".join(content.model_dump_json(exclude_none=True) for content in request.contents)
         digest = sha256(contents.encode()).hexdigest()
-        operation = Operation(_MODEL, [str(current_number.get()), digest], {}, is_model=True)
+        agent = (request.config.labels or {}).get(_AGENT, "")
+        operation = Operation(_MODEL, [str(current_number.get()), agent, digest], {}, is_model=True)
         value, has_run, is_of_wake = await self._record(operation, body, "a response of the model")
+        self._is_of_wake = is_of_wake
         responses = _RESPONSES.validate_python(value)
         text = "".join(map(text_of, responses))
         if is_of_wake and self._streams and not has_run and text:
@@ -94,6 +103,7 @@ class StepsOfRun(RecordedRun):
             for call in response.get_function_calls()
             if is_recorded(request.tools_dict.get(call.name or ""))
         ]
+        self._note_answers()
         self._note_turn(self._new_results(), text, calls, is_of_wake=is_of_wake)
         return responses
 
@@ -140,6 +150,17 @@ class StepsOfRun(RecordedRun):
         except (NotSerializable, PayloadTooLarge) as error:
             self._fatal = type(error)(f"{what} cannot be recorded: {error}")
             raise self._fatal from error
+
+    def _note_answers(self) -> None:
+        """Append what agents have answered since the last look, if it is not the last answer: another agent goes on, or
+        the run waits.
+        """
+        events = [] if self._session is None else self._session.events
+        new, self._texts_read = events[self._texts_read :], len(events)
+        for event in new if self._is_of_wake else []:
+            is_answer = event.author != "user" and event.is_final_response() and not event.get_function_calls()
+            if is_answer and (text := text_of(event)):
+                self._append(AgentMessage(text))
 
     def _new_results(self) -> list[ToolResult]:
         """Return the results of calls that came to the session since the last look."""

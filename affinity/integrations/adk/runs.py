@@ -48,6 +48,13 @@ class ADKResult(NamedTuple):
     events: Sequence[Event]
 
 
+class _Waiting(NamedTuple):
+    """A call whose result an agent waits for."""
+
+    agent: str
+    call: types.FunctionCall
+
+
 class ADKRun(StepsOfRun):
     """A run of an agent over one wake, or several: see `adk_run`.
 
@@ -92,12 +99,17 @@ class ADKRun(StepsOfRun):
         self._streams = stream
         name = agent.name
         session = _session_of(state, name, self.wake.conversation_id)
-        self._session, self._events_read, first = session, len(session.events), len(session.events)
+        first = len(session.events)
+        self._session, self._events_read, self._texts_read = session, first, first
         runner = self._runner(agent, steps or {}, _OneSession(session), options)
         message = types.UserContent(input) if isinstance(input, str) else input
         with put(current_number, self._next("run")):
-            while calls := await self._to_pause(runner, session, message, run_config):
-                message = types.Content(role="user", parts=await self._answers(calls, expires_in))
+            messages = [message]
+            while waiting := [
+                call for message in messages for call in await self._to_pause(runner, session, message, run_config)
+            ]:
+                self._note_answers()
+                messages = await self._answers(waiting, expires_in)
         if state is not None:
             self._kept.append((state, session))
         events = session.events[first:]
@@ -120,35 +132,35 @@ class ADKRun(StepsOfRun):
 
     async def _to_pause(
         self, runner: Runner, session: Session, message: types.Content, run_config: RunConfig | None
-    ) -> list[types.FunctionCall]:
+    ) -> list[_Waiting]:
         """Run until the agent has answered, or waits. Return the calls whose results it waits for."""
-        waiting: list[types.FunctionCall] = []
+        waiting: list[_Waiting] = []
         try:
             async for event in runner.run_async(
                 user_id=session.user_id, session_id=session.id, new_message=message, run_config=run_config
             ):
                 long = event.long_running_tool_ids or ()
-                waiting += [call for call in event.get_function_calls() if call.id in long]
+                waiting += [_Waiting(event.author, call) for call in event.get_function_calls() if call.id in long]
         finally:
             if (fatal := self._fatal) is not None:
                 self._fatal = None
                 raise fatal
         return waiting
 
-    async def _answers(
-        self, calls: Sequence[types.FunctionCall], expires_in: float | timedelta | None
-    ) -> list[types.Part]:
+    async def _answers(self, waiting: Sequence[_Waiting], expires_in: float | timedelta | None) -> list[types.Content]:
+        """Return a message for each agent that waits, since ADK gives a message to one agent alone."""
         answers: dict[int, dict[str, Any]] = {}
 
         async def ask(place: int, call: types.FunctionCall) -> None:
             ask_person = self._confirm if call.name == _CONFIRMATION else self._ask_for_result
             answers[place] = await ask_person(call, expires_in)
 
-        await together([ask(place, call) for place, call in enumerate(calls)])
-        return [
-            types.Part(function_response=types.FunctionResponse(id=call.id, name=call.name, response=answers[place]))
-            for place, call in enumerate(calls)
-        ]
+        await together([ask(place, call) for place, (_, call) in enumerate(waiting)])
+        parts: dict[str, list[types.Part]] = {}
+        for place, (agent, call) in enumerate(waiting):
+            response = types.FunctionResponse(id=call.id, name=call.name, response=answers[place])
+            parts.setdefault(agent, []).append(types.Part(function_response=response))
+        return [types.Content(role="user", parts=of_agent) for of_agent in parts.values()]
 
     async def _confirm(self, call: types.FunctionCall, expires_in: float | timedelta | None) -> dict[str, Any]:
         asked = types.FunctionCall.model_validate((call.args or {})["originalFunctionCall"])
@@ -213,7 +225,8 @@ def _session_of(state: HasEvents | None, app_name: str, conversation_id: str) ->
 def _answer_of(events: Sequence[Event]) -> str:
     """Return the text of the last answer, or of the error that the model gave in its place."""
     for event in reversed(events):
-        if event.author != "user" and event.is_final_response():
+        has_answer = event.content is not None or event.error_code or event.error_message
+        if event.author != "user" and has_answer and event.is_final_response():
             return text_of(event) or event.error_message or event.error_code or ""
     return ""
 

@@ -15,8 +15,11 @@ from typing import Any
 
 import anyio
 import pytest
-from google.adk.agents import LlmAgent, SequentialAgent
-from google.adk.apps import App
+from google.adk.agents import BaseAgent, LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.apps import App, ResumabilityConfig
+from google.adk.artifacts import InMemoryArtifactService
+from google.adk.auth import AuthConfig
+from google.adk.auth.auth_schemes import CustomAuthScheme
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
@@ -24,6 +27,7 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 
 import affinity
 from affinity import Client
@@ -40,6 +44,7 @@ from affinity.conversation import (
 )
 from affinity.errors import WakeFailed
 from affinity.integrations.adk import ADKState, adk_conversations, adk_run, adk_service
+from affinity.integrations.agent_runs import StepOptions
 from affinity.testing import Env
 from tests.integrations.adk.shop import ORDER, REFUND, RETRY, Scripted, Shop, app_of, conversations
 from tests.support.activity_calls import ActivityCalls
@@ -152,18 +157,41 @@ async def test_a_tool_that_must_not_run_again(server: str | None) -> None:
     assert shop.effects == {"charge 5": 1, "ship 5": 1}
 
 
-async def test_a_result_that_cannot_be_recorded_is_an_error_that_names_the_tool() -> None:
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [(object(), "NotSerializable"), ("x" * 2 * 1024 * 1024, "PayloadTooLarge")],
+    ids=["odd", "long"],
+)
+async def test_a_result_that_cannot_be_recorded_is_an_error_that_names_the_tool(result: object, error: str) -> None:
     shop = Shop([["odd"], "{0}"])
 
     async def odd(cents: int) -> object:
         """Be odd."""
-        return object()
+        return result
 
     shop.agent.tools = [odd]
     async with talk_to(None, shop.conversations()) as (_, talk):
-        with pytest.raises(WakeFailed, match="the result of tool 'odd' cannot be recorded"):
+        with pytest.raises(WakeFailed, match=f"{error}: the result of tool 'odd' cannot be recorded"):
             await talk.ask(UserMessage("go"))
     assert shop.model.calls == {0: 1}
+
+
+async def test_the_step_of_a_tool_has_its_options() -> None:
+    """It is repeated within its wake, which has one attempt."""
+    shop, begun = Shop([["late"], "{0}"]), list[int]()
+
+    async def late(cents: int) -> str:
+        """Be late."""
+        begun.append(cents)
+        await anyio.sleep(3600 if len(begun) < 3 else 0)
+        return "there"
+
+    shop.agent.tools = [late]
+    steps: dict[str, StepOptions] = {"late": {"timeout": 0.05, "retry": RETRY}}
+    kind = adk_conversations(shop.agent, steps=steps, retry=affinity.RetryPolicy(max_attempts=1))
+    async with talk_to(None, kind) as (_, talk):
+        assert (await talk.ask(UserMessage("go"))).text == "there"
+    assert len(begun) == 3
 
 
 # -- people
@@ -228,7 +256,7 @@ async def test_a_tool_asks_by_itself(server: str | None) -> None:
         await env.crash()
         seq = await talk.answer(request.request_id, allowed=True)
         assert (await talk.reply(seq)).text.endswith("paid")
-        assert (await transcript(talk))[:-1] == ["0 ", "use pay", "ask pay", "result pay"]
+        assert (await transcript(talk))[:-1] == ["0 ", "use pay", "{'status': 'asked'}", "ask pay", "result pay"]
     assert seen == [False, True]
 
 
@@ -249,6 +277,63 @@ async def test_a_tool_that_runs_long_gets_its_result_from_the_client() -> None:
         seq = await talk.answer(request.request_id, result="closed")
         assert (await talk.reply(seq)).text == "closed"
     assert begun == [5]
+
+
+async def test_what_the_model_says_while_a_tool_runs_long_is_in_the_journal() -> None:
+    """A tool that returns something at its beginning lets the model speak before the client has the result."""
+    shop = Shop([["ticket"], "{0}"])
+
+    async def ticket(cents: int) -> str:
+        """Open a ticket."""
+        return "opened"
+
+    shop.agent.tools = [LongRunningFunctionTool(ticket)]
+    async with talk_to(None, shop.conversations()) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        await env.crash()
+        seq = await talk.answer(request.request_id, result="closed")
+        assert (await talk.reply(seq)).text == "closed"
+        assert await transcript(talk) == ["0 ", "use ticket", "result ticket", "opened", "ask ticket", "closed"]
+
+
+async def test_a_message_that_comes_while_the_agent_waits_is_read_next() -> None:
+    """And an interrupt ends a run, of which no event stays."""
+    shop = Shop(REFUND)
+    async with talk_to(None, shop.conversations()) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        await talk.send(UserMessage("and hurry"))
+        await env.run_until_idle()
+        assert shop.model.calls == {0: 1, 1: 1}
+        await talk.answer(request.request_id, allowed=True)
+        await env.run_until_idle()
+        (request,) = await talk.requests()
+        assert shop.model.read[-1][-2:] == ["and hurry", "0 "]
+        before = await state_of(env)
+        await talk.interrupt()
+        await env.run_until_idle()
+        assert await talk.requests() == []
+        assert (await transcript(talk))[-1] == "error refund"
+        after = await state_of(env)
+    assert (after.events, after.values, after.calls) == (before.events, before.values, [])
+    assert "and hurry" not in str(after.events)
+    assert shop.effects == {"charge 5": 2, "refund 5": 1}
+
+
+async def test_an_agent_that_asks_for_a_credential_ends_the_wake() -> None:
+    """No request stands for it."""
+    shop = Shop([["log_in"], "{0}"])
+
+    async def log_in(cents: int, tool_context: ToolContext) -> None:
+        """Log in."""
+        scheme = CustomAuthScheme.model_validate({"type": "http"})
+        tool_context.request_credential(AuthConfig(auth_scheme=scheme, credential_key="shop"))
+
+    shop.agent.tools = [log_in]
+    async with talk_to(None, shop.conversations()) as (_, talk):
+        with pytest.raises(WakeFailed, match="adk_request_credential"):
+            await talk.ask(UserMessage("go"))
 
 
 # -- what agents have
@@ -330,10 +415,76 @@ async def test_agents_below_an_agent_are_durable_too(server: str | None) -> None
     both = SequentialAgent(name="both", sub_agents=[first.agent, last.agent])
     async with talk_to(server, adk_conversations(both, retry=RETRY)) as (env, talk):
         assert (await talk.ask(UserMessage("go"))).text == "last ship 5 done"
+        assert await transcript(talk) == [
+            *("0 ", "use charge", "result charge", "first charge 5 done"),
+            *("0 ", "use ship", "result ship", "last ship 5 done"),
+        ]
         state = await state_of(env)
     assert state.values == {"charge": 5, "of_first": "0 first charge 5 done", "ship": 5}
     assert first.effects | last.effects == {"charge 5": 1, "ship 5": 1}
     assert first.model.calls == {0: 1, 1: 1}
+
+
+def two_agents(first: Shop, second: Shop, kind: type[BaseAgent]) -> BaseAgent:
+    """Two agents below one."""
+    second.agent.name = "packer"
+    return kind(name="both", sub_agents=[first.agent, second.agent])
+
+
+@pytest.mark.filterwarnings("ignore:ParallelAgent is deprecated:DeprecationWarning")
+async def test_agents_beside_each_other_have_their_own_answers(server: str | None) -> None:
+    """Also in an attempt in which the other one asks its model first, with the same contents."""
+    first, second, begun = Shop([["charge"], "first {0}"]), Shop([["ship"], "second {0}"]), list[int]()
+    second.model.failures[1] = 2
+
+    async def late_in_the_second_attempt(callback_context: Any) -> None:
+        begun.append(len(begun) + 1)
+        if begun[-1] == 2:
+            await anyio.sleep(0.1)
+
+    first.agent.before_agent_callback = late_in_the_second_attempt
+    both = two_agents(first, second, ParallelAgent)
+    async with talk_to(server, adk_conversations(both, retry=RETRY)) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        texts = [entry.event.text for entry in await talk.history(kinds=[AgentMessage])]  # type: ignore[attr-defined]
+    assert sorted(texts) == ["0 ", "0 ", "first charge 5 done", "second ship 5 done"]
+    assert (first.effects, second.effects) == ({"charge 5": 1}, {"ship 5": 1})
+    assert (first.model.calls, second.model.calls) == ({0: 1, 1: 1}, {0: 1, 1: 3})
+
+
+@pytest.mark.filterwarnings("ignore:ParallelAgent is deprecated:DeprecationWarning")
+async def test_each_agent_has_the_confirmation_that_it_has_asked_for() -> None:
+    first, second = Shop([["refund"], "first {0}"]), Shop([["refund"], "second {0}"])
+    async with talk_to(None, adk_conversations(two_agents(first, second, ParallelAgent), retry=RETRY)) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        for request in await talk.requests():
+            seq = await talk.answer(request.request_id, allowed=True)
+            await env.crash()
+        assert (await talk.reply(seq)).text == "second refund 5 done"
+        found = await transcript(talk)
+        assert found.count("result refund") == 2
+        assert found[-2:] == ["first refund 5 done", "second refund 5 done"]
+    assert (first.effects, second.effects) == ({"refund 5": 1}, {"refund 5": 1})
+
+
+@pytest.mark.filterwarnings("ignore:SequentialAgent is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*:UserWarning")
+async def test_a_resumable_app_goes_on_behind_the_agent_that_has_asked() -> None:
+    """In another one, releases of ADK differ."""
+    first, second = Shop([["refund"], "first {0}"]), Shop([["charge"], "second {0}"])
+    both = two_agents(first, second, SequentialAgent)
+    app = App(name="both", root_agent=both, resumability_config=ResumabilityConfig(is_resumable=True))
+    async with talk_to(None, adk_conversations(app, retry=RETRY)) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        await env.crash()
+        seq = await talk.answer(request.request_id, allowed=True)
+        assert (await talk.reply(seq)).text == "second charge 5 done"
+        assert (await transcript(talk))[-6:] == [
+            *("result refund", "first refund 5 done"),
+            *("0 ", "use charge", "result charge", "second charge 5 done"),
+        ]
+    assert (first.effects, second.effects) == ({"refund 5": 1}, {"charge 5": 1})
 
 
 async def test_a_toolset_is_durable(server: str | None) -> None:
@@ -389,6 +540,54 @@ async def test_callbacks_and_plugins_of_an_app_run() -> None:
         assert (await transcript(talk))[-3:] == ["use ship", "result ship", "charge 5 done, not today"]
     assert shop.effects == {"charge 5": 1}
     assert events == ["clerk"] * 5
+
+
+async def test_what_callbacks_change_is_what_the_agent_reads_and_answers() -> None:
+    """The stream and the entries before the answer have what the model and the tool gave."""
+    shop = Shop([["charge"], "secret {0}"])
+
+    def hide(callback_context: Any, llm_response: Any) -> Any:
+        changed = llm_response.model_copy(deep=True)
+        for part in changed.content.parts:
+            part.text = part.text and "hidden"
+        return changed
+
+    def hide_result(tool: BaseTool, args: Any, tool_context: ToolContext, tool_response: Any) -> dict[str, Any]:
+        return {"result": "no result"}
+
+    shop.agent.after_model_callback = hide
+    shop.agent.after_tool_callback = hide_result
+    async with talk_to(None, shop.conversations(stream=True)) as (_, talk):
+        items: list[ReplyItem] = [item async for item in talk.stream_reply(UserMessage("go"))]
+        entries = await talk.history(kinds=[AgentMessage, ToolResult])
+    first, result, answer = (entry.event for entry in entries)
+    assert isinstance(first, AgentMessage)
+    assert isinstance(result, ToolResult)
+    assert isinstance(answer, AgentMessage)
+    assert (first.text, result.result, answer.text) == ("0 ", "charge 5 done", "hidden")
+    assert "0 " in [item.text for item in items if isinstance(item, Streamed)]
+    assert shop.model.read[-1] == ["go", "hidden"]
+
+
+async def test_state_of_a_user_or_an_app_belongs_to_the_conversation() -> None:
+    """An artifact, which is of ADK's own service, too: its user and its session are the conversation."""
+    shop, artifacts, seen = Shop([["save"], "{0}"]), InMemoryArtifactService(), list[Any]()
+    shop.model.failures[1] = 1
+
+    async def save(cents: int, tool_context: ToolContext) -> str:
+        """Save."""
+        seen.append([tool_context.state.get("user:n"), tool_context.state.get("app:n")])
+        tool_context.state["user:n"] = tool_context.state["app:n"] = cents
+        return f"version {await tool_context.save_artifact('file', types.Part(text='text'))}"
+
+    shop.agent.tools = [save]
+    kind = shop.conversations(services={"artifact_service": artifacts})
+    async with Env(app_of(kind)) as env:
+        for name in ("c", "c", "d"):
+            await env.client.conversation(kind, name).ask(UserMessage("go"))
+        texts = [(await env.client.conversation(kind, name).ask(UserMessage("go"))).text for name in ("c", "d")]
+    assert texts == ["version 2", "version 1"]
+    assert seen == [[None, None], [5, 5], [None, None], [5, 5], [5, 5]]
 
 
 async def test_a_handler_of_your_own() -> None:

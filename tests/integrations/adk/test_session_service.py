@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import anyio
+import psycopg
 import pytest
 from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
@@ -17,8 +18,10 @@ from google.adk.events import Event, EventActions
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
+from psycopg import sql
 
 from affinity.errors import (
+    AccessDenied,
     AffinityError,
     ConnectionLost,
     InvalidId,
@@ -30,6 +33,8 @@ from affinity.errors import (
 from affinity.integrations import database
 from affinity.integrations.adk import AffinitySessionService, StaleSession, session_service
 from affinity.integrations.adk.rows import TABLES
+from tests.conftest import Servers
+from tests.provider.roles import plain_role
 
 pytestmark = [
     pytest.mark.anyio,
@@ -350,6 +355,24 @@ async def test_an_answer_that_is_lost(service: AffinitySessionService, monkeypat
     assert (texts(found), found.state) == (["one", "two"], {"n": 2})
 
 
+async def test_an_answer_that_is_lost_before_another_writer_appends(
+    service: AffinitySessionService, other: AffinitySessionService
+) -> None:
+    """The event is there, so its writer is not told that nothing was written. Its next one is refused."""
+    session = await new(service)
+    revision = session._revision  # type: ignore[attr-defined]
+    event = said("one")
+    await service.append_event(session, event)
+    await other.append_event(await load(other, session), said("two"))
+    session.events.clear()
+    session._revision = revision  # type: ignore[attr-defined]
+    assert await service.append_event(session, event) is event
+    assert texts(session) == ["one"]
+    with pytest.raises(StaleSession):
+        await service.append_event(session, said("three"))
+    assert texts(await load(service, session)) == ["one", "two"]
+
+
 async def test_the_newest_event_again_is_not_appended_twice(service: AffinitySessionService) -> None:
     """As by a caller that has not seen that it was appended."""
     session, event = await new(service), said("one", n=1)
@@ -382,6 +405,30 @@ async def test_tables_of_a_later_release_are_refused(url: str, monkeypatch: pyte
     async with AffinitySessionService(url) as service:
         with pytest.raises(SchemaMismatch, match="ADK's sessions have version 1, and this release knows version 0"):
             await new(service)
+
+
+async def test_a_role_with_four_rights_on_the_tables(servers: Servers) -> None:
+    """Another role makes the tables. Without them the error says what to do."""
+    server = servers.server("new")
+    name = server.create_database()
+    owner = server.url(name)
+    with psycopg.connect(owner, autocommit=True) as admin, plain_role(admin) as role:
+        async with AffinitySessionService(owner.replace("postgres@", f"{role}@")) as service:
+            with pytest.raises(AccessDenied, match=r"call `await AffinitySessionService\(url\).setup\(\)` once"):
+                await new(service)
+            async with AffinitySessionService(owner) as privileged:
+                await privileged.setup()
+            found = "SELECT tablename FROM pg_tables WHERE tablename LIKE 'affinity_adk_%'"
+            for (table,) in admin.execute(found).fetchall():
+                grant = sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO {}")
+                admin.execute(grant.format(sql.Identifier(table), sql.Identifier(role)))
+            session = await new(service, user__name="Ann", app__open=True)
+            await service.append_event(session, said(user__name="Anna", n=1))
+            assert (await service.list_sessions(app_name=APP)).sessions[0].state == session.state
+            await service.delete_session(app_name=APP, user_id=USER, session_id=session.id)
+            await service.delete_user(app_name=APP, user_id=USER)
+            assert await service.get_user_state(app_name=APP, user_id=USER) == {}
+    server.drop_database(name)
 
 
 async def test_services_that_start_together_make_the_tables_once(url: str) -> None:

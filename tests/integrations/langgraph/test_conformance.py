@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
+import psycopg
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.conformance import checkpointer_test, validate
@@ -22,11 +23,13 @@ from langgraph.checkpoint.conformance.capabilities import (
 )
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
 from langgraph.checkpoint.serde.types import INTERRUPT
+from psycopg import sql
 
-from affinity.errors import ConnectionLost, InvalidId, InvalidOptions, InvalidUrl, SchemaMismatch
-from affinity.integrations.langgraph import AffinitySaver, ThreadConflict, checkpointer
+from affinity.errors import AccessDenied, ConnectionLost, InvalidId, InvalidOptions, InvalidUrl, SchemaMismatch
+from affinity.integrations.langgraph import AffinitySaver, AffinityStore, ThreadConflict, checkpointer
 from affinity.integrations.langgraph.threads import TABLES
 from tests.conftest import Servers
+from tests.provider.roles import plain_role
 
 pytestmark = pytest.mark.anyio
 
@@ -240,4 +243,31 @@ def test_the_url_of_workers_leads_past_a_pooler(servers: Servers, monkeypatch: p
         with AffinitySaver(place) as saver:
             found = put(saver, f"t{number}")
             assert found in ids(list(saver.list(None)))
+    server.drop_database(name)
+
+
+def test_a_role_with_four_rights_on_the_tables(servers: Servers) -> None:
+    """Another role makes the tables. Without them the error says what to do."""
+    server = servers.server("new")
+    name = server.create_database()
+    owner = server.url(name)
+    with psycopg.connect(owner, autocommit=True) as admin, plain_role(admin) as role:
+        url = owner.replace("postgres@", f"{role}@")
+        with AffinitySaver(url) as saver, AffinityStore(url) as store:
+            with pytest.raises(AccessDenied, match=r"call `AffinitySaver\(url\).setup\(\)` once"):
+                put(saver, "t")
+            with AffinitySaver(owner) as privileged:
+                privileged.setup()
+            found = "SELECT tablename FROM pg_tables WHERE tablename LIKE 'affinity_langgraph_%'"
+            for (table,) in admin.execute(found).fetchall():
+                grant = sql.SQL("GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO {}")
+                admin.execute(grant.format(sql.Identifier(table), sql.Identifier(role)))
+            checkpoint = put(saver, "t")
+            saver.put_writes(generate_config("t", checkpoint_id=checkpoint), [("x", 2)], "task")
+            saver.copy_thread("t", "copy")
+            saver.delete_thread("t")
+            assert len(list(saver.list(None))) == 1
+            store.put(("a",), "key", {"n": 1})
+            store.delete(("a",), "key")
+            assert store.search(("a",)) == []
     server.drop_database(name)
