@@ -190,10 +190,17 @@ class RecordedRun:
             self.wake.append(event)
 
     def _note_turn(
-        self, results: Sequence[ToolResult], text: str, calls: Sequence[ToolCall], *, is_of_wake: bool
+        self,
+        results: Sequence[ToolResult],
+        text: str,
+        calls: Sequence[ToolCall],
+        *,
+        is_of_wake: bool,
+        hands_over: bool = False,
     ) -> None:
-        """Append what a response of the model has read and the journal lacks, what it says before it calls tools, and
-        the calls, if the response was made in this wake. Its last text is appended by the handler.
+        """Append what a response of the model has read and the journal lacks, what it says before it calls tools or
+        hands over to another agent, and the calls, if the response was made in this wake. Its last text is appended by
+        the handler.
 
         A call lacks its result if its tool has not run in a step: it was refused, or its arguments were.
         """
@@ -203,7 +210,7 @@ class RecordedRun:
             if (key := (number, result.tool_use_id)) in self._open:
                 error = self._open.pop(key)
                 append(result if error is None else ToolResult(result.tool_use_id, error, is_error=True))
-        if calls and text:
+        if text and (calls or hands_over):
             append(AgentMessage(text))
         for call in calls:
             self._open[number, call.tool_use_id] = None

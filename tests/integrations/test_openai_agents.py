@@ -27,6 +27,7 @@ from agents import (
     Runner,
     ToolOutputText,
     Usage,
+    default_tool_error_function,
     function_tool,
     handoff,
 )
@@ -51,6 +52,7 @@ from affinity.conversation import (
     UserMessage,
 )
 from affinity.errors import NotSerializable, WakeFailed
+from affinity.integrations.agent_runs import StepOptions
 from affinity.integrations.openai_agents import (
     DurableModel,
     OpenAIState,
@@ -344,6 +346,20 @@ async def test_messages_that_come_while_it_waits_are_read_next(server: str | Non
         assert (state.waiting, state.is_paused) == ([], False)
 
 
+async def test_of_a_run_that_an_interrupt_ends_no_item_stays() -> None:
+    shop = Shop(REFUND)
+    async with talk_to(None, shop.conversations()) as (env, talk):
+        await talk.ask(UserMessage("first"))
+        await talk.interrupt()
+        await env.run_until_idle()
+        assert await talk.requests() == []
+        assert (await transcript(talk))[-1] == "ToolResult refund"
+        state = await state_of(env)
+        assert (state.items, state.calls, state.is_paused) == ([], [], False)
+        assert (await talk.ask(UserMessage("second"))).requires_action
+    assert shop.effects == {"charge 5": 2}
+
+
 async def test_a_run_that_is_gone_does_not_begin_anew_without_a_message() -> None:
     shop = Shop(REFUND)
     kind = shop.conversations()
@@ -547,6 +563,30 @@ async def test_a_tool_that_has_no_result_in_time_or_was_cancelled_is_not_called_
     assert (calls, shop.model.calls) == ([end], {0: 1, 1: 1, 2: 1})
 
 
+@pytest.mark.parametrize("end", ["its error is a result", "its error is raised", "late"])
+async def test_a_step_of_a_tool_is_repeated_by_its_options(end: str) -> None:
+    """But not if the SDK makes of an error a text for the model, as it does without ``failure_error_function``."""
+    calls: list[str] = []
+
+    @function_tool(failure_error_function=None if end == "its error is raised" else default_tool_error_function)
+    async def look() -> str:
+        calls.append(end)
+        if len(calls) < 3:
+            if end == "late":
+                await anyio.sleep_forever()
+            raise ConnectionError("429")
+        return "seen"
+
+    shop = Shop([[call("look", "{}")], "{0}"])
+    shop.agent.tools = [look]
+    steps: dict[str, StepOptions] = {"look": {"retry": RETRY, "timeout": 0.2}}
+    kind = openai_conversations(shop.agent, steps=steps, retry=affinity.RetryPolicy(max_attempts=1))
+    async with talk_to(None, kind) as (_, talk):
+        text = (await talk.ask(UserMessage("go"))).text
+    assert len(calls) == (1 if end == "its error is a result" else 3)
+    assert text.startswith("An error occurred" if end == "its error is a result" else "seen")
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 async def test_arguments_that_json_does_not_have_are_shown_as_text(number: str) -> None:
     shop = Shop([[call("refund", f'{{"cents": {number}}}')], "{0}"])
@@ -643,6 +683,8 @@ async def test_an_agent_that_takes_over_is_durable_too(form: str) -> None:
         await env.crash()
         (request,) = await talk.requests()
         assert (await talk.reply(await talk.answer(request.request_id, allowed=True))).text == "refund 5 done"
+        calls = ["ToolUse refund", "ToolConfirmation refund", "ToolResult refund"]
+        assert await transcript(talk) == ["0 ", "1 ", *calls, "refund 5 done"]
     assert (shop.model.calls, other.model.calls, other.effects) == ({0: 1}, {1: 1, 2: 1}, {"refund 5": 1})
 
 

@@ -97,14 +97,14 @@ class StepsOfRun(RecordedRun):
         text = "".join(map(text_of, responses))
         if is_of_wake and self._streams and not has_run and text:
             self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
+        made = [call for response in responses for call in response.get_function_calls()]
         calls = [
             ToolCall(call.name or "", call.id or "", dict(call.args or {}))
-            for response in responses
-            for call in response.get_function_calls()
+            for call in made
             if is_recorded(request.tools_dict.get(call.name or ""))
         ]
         self._note_answers()
-        self._note_turn(self._new_results(), text, calls, is_of_wake=is_of_wake)
+        self._note_turn(self._new_results(), text, calls, is_of_wake=is_of_wake, hands_over=len(made) > len(calls))
         return responses
 
     async def _call_tool(

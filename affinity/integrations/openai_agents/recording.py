@@ -79,10 +79,13 @@ class StepsOfRun(RecordedRun):
         response = _RESPONSES.validate_python(value | {"output": []})
         # As the library reads answers of the API: without a check, so that what it does not know yet is no error.
         response.output = Response.construct(output=value["output"]).output
-        text, calls = _said(response, {tool.name for tool in tools if isinstance(tool, FunctionTool)})
+        text, made = _said(response)
+        names = {tool.name for tool in tools if isinstance(tool, FunctionTool)}
+        calls = [call for call in made if call.tool in names]
         if is_of_wake and self._streams and not has_run and text:
             self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
-        self._note_turn(_results_in(input), text, calls, is_of_wake=is_of_wake)
+        hands_over = len(made) > len(calls)
+        self._note_turn(_results_in(input), text, calls, is_of_wake=is_of_wake, hands_over=hands_over)
         return response
 
     async def _call_tool(
@@ -173,13 +176,13 @@ def _for_readers(output: Any) -> Any:
             return output
 
 
-def _said(response: ModelResponse, tools: set[str]) -> tuple[str, list[ToolCall]]:
-    """Return the text of a response, and its calls of these tools."""
+def _said(response: ModelResponse) -> tuple[str, list[ToolCall]]:
+    """Return the text of a response, and its calls of tools and handoffs."""
     texts, calls = [], []
     for item in response.output:
         if item.type == "message":
             texts += [part.text for part in item.content if part.type == "output_text"]
-        elif item.type == "function_call" and item.name in tools:
+        elif item.type == "function_call":
             calls.append(ToolCall(item.name, item.call_id, arguments_of(item.arguments)))
     return "".join(texts), calls
 

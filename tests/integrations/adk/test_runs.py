@@ -401,6 +401,8 @@ async def test_an_agent_that_hands_over(server: str | None) -> None:
         for _ in range(2):
             assert (await talk.ask(UserMessage("go"))).text == "packed: ship 5 done"
             await env.crash()
+        packed = ["0 ", "use ship", "result ship", "packed: ship 5 done"]
+        assert await transcript(talk) == ["0 ", "use charge", "result charge", "1 ", *packed, *packed]
     assert clerk.effects | packer.effects == {"charge 5": 1, "ship 5": 2}
     assert clerk.model.calls == {0: 1, 1: 1}
 
