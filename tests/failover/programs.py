@@ -6,26 +6,20 @@ those under way end before it. The workers learn of it as of any other.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
 from anyio import to_thread
 
-from affinity import RuntimeOptions, migrate
-from affinity.provider.contract import Provider
-from affinity.provider.timeline import Timeline
-from affinity.testing.env.postgres import PostgresDatabase
+from affinity import migrate
 from affinity.testing.env.waiting import EnvDatabase
 from tests.programs.__main__ import Look
-from tests.programs.gate import Gate, open_gated
-from tests.programs.program import Fault, Options, Program
-from tests.programs.run import run
+from tests.programs.databases import GatedDatabase
+from tests.programs.gate import Gate
 from tests.servers.patroni import Cluster
 
 AREAS: Final = ("orchestrations", "schedules", "starts", "plugs")
@@ -37,17 +31,8 @@ REST: Final = 1.0
 """Seconds between two failovers."""
 
 
-class _Database(PostgresDatabase):
+class _Database(GatedDatabase):
     """One program's, which goes with the cluster."""
-
-    gate: Gate
-
-    async def open(
-        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
-    ) -> Provider:
-        opening = partial(super().open, timeline, one_connection=one_connection, as_client=as_client)
-        is_of_client = one_connection and timeline is None
-        return await (open_gated(opening, self.gate) if is_of_client else opening())
 
     async def aclose(self) -> None:
         await self._connection.close()
@@ -61,6 +46,7 @@ class Failing:
     gate: Gate = field(default_factory=Gate)
     done: int = 0
     """Failovers."""
+    has_outages: bool = True
 
     async def prepare(self) -> None:
         """Once."""
@@ -107,26 +93,12 @@ class Failing:
         self.cluster.until_other_leads(primary)
 
 
-@dataclass(frozen=True)
-class _Patient(Options):
-    """A failover ends attempts of what runs, as a crash does."""
-
-    def runtime(self) -> RuntimeOptions:
-        return super().runtime().model_copy(update={"max_attempts": 1_000})
-
-
 class FailoverLook(Look):
     """Looks for defects behind failovers; the program that fails is printed as it was drawn."""
 
     def __init__(self, failing: Failing, areas: Sequence[str], **options: Any) -> None:
         super().__init__(failing, areas, shrink=False, **options)
         self._failing = failing
-
-    def _run(self, runner: asyncio.Runner, program: Program) -> None:
-        options = _Patient(**vars(program.options))
-        faults = program.faults or (Fault(1),)  # judged as one with faults
-        over = replace(program, options=options, faults=faults)
-        runner.run(run(over, self._failing, self._totals))
 
     def report(self) -> str:
         return f"{super().report()}, {self._failing.done} failovers"

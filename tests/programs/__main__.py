@@ -16,7 +16,7 @@ from affinity import PayloadCodec
 from tests.payloads.memory import small_blobs
 from tests.payloads.xor import CODEC
 from tests.programs.areas import AREAS
-from tests.programs.databases import Copies, Databases, Pooled
+from tests.programs.databases import Copies, Databases, Pooled, Replaced
 from tests.programs.draw import Failed, search
 from tests.programs.program import Program, Size
 from tests.programs.run import Totals, run
@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = fresh if chosen.seed is None else chosen.seed
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
-    if chosen.pooler and chosen.postgres is None:
-        raise SystemExit("--pooler is for --postgres")
+    if (chosen.pooler or chosen.timelines) and chosen.postgres is None:
+        raise SystemExit("--pooler and --timelines are for --postgres")
     if chosen.blobs and chosen.processes:
         raise SystemExit("--blobs is not for --processes: the blobs are in memory")
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
@@ -85,8 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", help="a PostgreSQL database; by default SQLite")
     where.add_argument("--postgres", help="a PostgreSQL server is started for it: old, new, or its major version")
-    parser.add_argument(
+    fault = parser.add_mutually_exclusive_group()
+    fault.add_argument(
         "--pooler", action="store_true", help="with --postgres: clients go through PgBouncer, with faults"
+    )
+    fault.add_argument(
+        "--timelines",
+        action="store_true",
+        help="with --postgres: all connections end and a new timeline begins, again and again, as at failovers",
     )
     return parser
 
@@ -112,7 +118,7 @@ def _database(chosen: argparse.Namespace) -> Iterator[str | Databases | None]:
     offers = find_postgres()
     wanted = {"old": offers[0], "new": offers[-1]} | {str(offer.major): offer for offer in offers}
     with wanted[chosen.postgres].open() as server:
-        yield Pooled(server) if chosen.pooler else Copies(server)
+        yield (Pooled if chosen.pooler else Replaced if chosen.timelines else Copies)(server)
 
 
 def lines(error: BaseException | None) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
+import psycopg
 
 from affinity import migrate
 from affinity.provider.contract import Provider
@@ -30,6 +31,9 @@ from tests.support.waiting import run_on_a_thread
 class Databases(Protocol):
     """Where each program has a database of its own."""
 
+    has_outages: bool
+    """Whether attempts of what workers run fail with the database."""
+
     async def create(self) -> EnvDatabase:
         """A new one."""
         ...
@@ -41,6 +45,8 @@ class Databases(Protocol):
 
 class Copies:
     """Databases on one server, each for one `Env`."""
+
+    has_outages = False
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
@@ -71,6 +77,79 @@ class _Copy(PostgresDatabase):
         await self._connection.close()
         name = Target.parse(self.url).with_sessions.conninfo["dbname"]
         await anyio.to_thread.run_sync(self.server.drop_database, name)
+
+
+class GatedDatabase(PostgresDatabase):
+    """One that fails: calls of its clients pass a gate."""
+
+    gate: Gate
+
+    async def open(
+        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
+    ) -> Provider:
+        opening = partial(super().open, timeline, one_connection=one_connection, as_client=as_client)
+        is_of_client = one_connection and timeline is None
+        return await (open_gated(opening, self.gate) if is_of_client else opening())
+
+
+class _GatedCopy(GatedDatabase, _Copy):
+    pass
+
+
+class Replaced(Copies):
+    """As `Copies`; all connections end and a timeline begins, again and again, as at failovers that lose nothing."""
+
+    has_outages = True
+
+    RESTS: Final = (0.1, 2.0, 0.5)
+    """Seconds before one of them."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        super().__init__(server)
+        self.done = 0
+        """New timelines."""
+
+    async def create(self) -> EnvDatabase:
+        """A new one."""
+        self._newest = await self._copy()
+        self._gate = Gate()
+        database = _GatedCopy(self._newest, "affinity", await _GatedCopy._connect(self._newest))
+        database.server, database.gate = self._server, self._gate
+        await database.begin()
+        return database
+
+    @asynccontextmanager
+    async def faults(self) -> AsyncIterator[None]:
+        """See the class."""
+        is_over = False
+
+        async def fail() -> None:
+            for rest in cycle(self.RESTS):
+                await anyio.sleep(rest)
+                if is_over:
+                    return
+                with anyio.CancelScope(shield=True):
+                    async with self._gate.shut():
+                        await anyio.to_thread.run_sync(_replace, self._newest)
+                    self.done += 1
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            yield
+            is_over = True
+
+
+def _replace(url: str) -> None:
+    """New connections wait meanwhile, since each reads the timeline."""
+    with closing(psycopg.connect(url, options="-c search_path=affinity")) as connection, connection.transaction():
+        connection.execute("LOCK TABLE timeline IN ACCESS EXCLUSIVE MODE")
+        connection.execute(_END_OTHERS)
+        connection.execute("UPDATE timeline SET place = 'elsewhere'")
+
+
+_END_OTHERS: Final = """
+    SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
 
 
 class Pooled(Copies):
@@ -155,17 +234,9 @@ def _restart(bouncer: PgBouncer) -> None:
 _FAULTS: Final = (_stand_still, _reconnect, _disconnect, _stand_still, _reconnect, _restart)
 
 
-class _Pooled(_Copy):
+class _Pooled(GatedDatabase, _Copy):
     bouncer: PgBouncer
     folder: TemporaryDirectory[str]
-    gate: Gate
-
-    async def open(
-        self, timeline: Timeline | None = None, *, one_connection: bool = False, as_client: bool = False
-    ) -> Provider:
-        opening = partial(super().open, timeline, one_connection=one_connection, as_client=as_client)
-        is_of_client = one_connection and timeline is None
-        return await (open_gated(opening, self.gate) if is_of_client else opening())
 
     async def aclose(self) -> None:
         self.bouncer.kill()

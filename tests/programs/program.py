@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from affinity import RuntimeOptions
@@ -74,6 +74,12 @@ class Options:
         )
 
 
+@dataclass(frozen=True)
+class _Patient(Options):
+    def runtime(self) -> RuntimeOptions:
+        return super().runtime().model_copy(update={"max_attempts": 1_000})
+
+
 @dataclass(frozen=True, repr=False)
 class Program:
     """Parts of several areas, which run at the same time on the same workers. Its repr makes it again."""
@@ -92,6 +98,12 @@ class Program:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """For hypothesis, whose printer takes minutes for such deeply nested values."""
         printer.text(repr(self))
+
+
+def over_outages(program: Program) -> Program:
+    """A program whose database fails: that ends attempts of what runs, as crashes do, and its judges expect it."""
+    options = _Patient(**vars(program.options))
+    return replace(program, options=options, faults=program.faults or (Fault(1),))
 
 
 def plain(value: Any) -> str:

@@ -24,7 +24,7 @@ from tests.programs.calls import used
 from tests.programs.databases import Databases
 from tests.programs.faults import Faults
 from tests.programs.play import Play
-from tests.programs.program import Program, Size
+from tests.programs.program import Program, Size, over_outages
 from tests.support.span_exporter import traced
 
 TARGET: Final = f"{rollouts.__name__}:GOOD"
@@ -80,11 +80,12 @@ async def run(
         AssertionError: a rule is broken.
     """
     totals = Totals() if totals is None else totals
+    outside = nullcontext if where is None or isinstance(where, str) else where.faults
+    if where is not None and not isinstance(where, str) and where.has_outages:
+        program = over_outages(program)
     with traced() if program.traced else nullcontext() as spans, payments.used():
         async with _env(program, where, codec, blobs, processes=processes) as env:
-            await _run(
-                env, program, totals, size, nullcontext if where is None or isinstance(where, str) else where.faults
-            )
+            await _run(env, program, totals, size, outside)
             assert payments.paid_twice() == []
     if spans is not None:
         _check_spans(spans.get_finished_spans())

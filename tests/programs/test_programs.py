@@ -42,7 +42,7 @@ from tests.programs.areas.conversations.handler import calls_of
 from tests.programs.areas.conversations.script import FOR_GOOD, ConversationScript, Op
 from tests.programs.areas.orchestrations import OrchestrationsPart
 from tests.programs.bodies import Carry, Job, SetLabels, Wait
-from tests.programs.databases import Copies, Pooled
+from tests.programs.databases import Copies, Pooled, Replaced
 from tests.programs.draw import Failed, programs, search, text
 from tests.programs.play import Play
 from tests.programs.program import Options, Program, Size
@@ -77,8 +77,21 @@ def test_some_programs_through_a_pooler(servers: Servers) -> None:
     assert pooled.done > 0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_some_programs_over_new_timelines(servers: Servers) -> None:
+    """All connections end, workers and clients find another timeline, and each session has a new epoch."""
+    replaced = Replaced(servers.server("old"))
+    look = Look(replaced, list(AREAS), size="small")
+    look.run(1, 3, None)
+    assert "3 programs" in look.report()
+    assert replaced.done >= 3
+
+
 class _EndsLate:
     """Databases whose faults end long after the clients of a program have."""
+
+    has_outages = False
 
     async def create(self) -> EnvDatabase:
         return await SqliteDatabase.create()
