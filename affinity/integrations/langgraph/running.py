@@ -10,6 +10,8 @@ and up to which entry of the journal the graph has been given the inputs (``affi
   A task that has failed behind an answer looks in its thread as if it asked once more. So one that has had answers, and
   whose request is not in the journal, runs first.
 * A run whose wake has failed for good has been given its inputs. When these are tried one by one, it goes on.
+* A thread that was copied for a fork, or that a deleted conversation of the same id has left, has positions of another
+  journal. So inputs that are new to a wake count as not given.
 * What has arrived while a run waits is given to the next run. It may begin in the same wake. If it fails there, the run
   before it has ended: the next attempt takes its values from its last checkpoint.
 """
@@ -168,6 +170,8 @@ async def run_graph(wake: Wake, graph: Graph, **options: Unpack[RunOptions]) -> 
     while True:
         async with wake.run(RUN) as run:
             has_begun, read = await runner.look(run.id)
+            if read is not None and runner.is_of_other_journal and wake.pending:
+                read = min(read, wake.pending[0].seq - 1)
             if not has_begun:
                 _withdraw_others(wake, {})
                 given, read = to_input(await _inputs(wake, read)), wake.read_up_to
@@ -286,6 +290,14 @@ class _Runner:
         self._wake_id = None if wake is None else wake.id
         self._thread: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
         self._end: RunnableConfig | None = None
+        self._written_in: str | None = None
+
+    @property
+    def is_of_other_journal(self) -> bool:
+        """Whether wakes of another journal have written to the thread last: ids of wakes begin with that of theirs."""
+        if self._written_in is None or self._wake_id is None:
+            return False
+        return self._written_in.rsplit("-", 2)[0] != self._wake_id.rsplit("-", 2)[0]
 
     @property
     def is_at_end(self) -> bool:
@@ -304,6 +316,7 @@ class _Runner:
         if found is None:
             return False, None
         about: Mapping[str, Any] = found.metadata
+        self._written_in = about.get(WAKE)
         if found.run_id == run_id or not found.has_run:
             return found.run_id == run_id, about.get(READ)
         if self._wake_id is None or about.get(WAKE) != self._wake_id:

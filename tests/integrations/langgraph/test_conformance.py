@@ -22,6 +22,7 @@ from langgraph.checkpoint.conformance.capabilities import (
     Capability,
 )
 from langgraph.checkpoint.conformance.test_utils import generate_checkpoint, generate_config, generate_metadata
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.types import INTERRUPT
 from psycopg import sql
 
@@ -29,6 +30,7 @@ from affinity.errors import AccessDenied, ConnectionLost, InvalidId, InvalidOpti
 from affinity.integrations.langgraph import AffinitySaver, AffinityStore, ThreadConflict, checkpointer
 from affinity.integrations.langgraph.threads import TABLES
 from tests.conftest import Servers
+from tests.integrations.langgraph.graphs import chain, says
 from tests.provider.roles import plain_role
 
 pytestmark = pytest.mark.anyio
@@ -244,6 +246,34 @@ def test_the_url_of_workers_leads_past_a_pooler(servers: Servers, monkeypatch: p
             found = put(saver, f"t{number}")
             assert found in ids(list(saver.list(None)))
     server.drop_database(name)
+
+
+class Xor:
+    """A cipher for a test."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        """The name of the cipher, and the bytes."""
+        return "xor", bytes(byte ^ 0x55 for byte in plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        """The bytes."""
+        return self.encrypt(ciphertext)[1]
+
+
+async def test_with_an_encrypted_serializer_no_value_and_no_metadata_is_in_the_clear(tmp_path: Path) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}, "metadata": {"who": "a secret"}}
+    with AffinitySaver(f"sqlite:///{tmp_path / 'x.db'}", serde=EncryptedSerializer(Xor())) as saver:
+        graph = chain(saver, first=says("one secret"), second=says("two secrets"))
+        assert (await graph.ainvoke({"said": ["in secret"]}, config))["said"] == [
+            "in secret",
+            "one secret",
+            "two secrets",
+        ]
+        found = [each async for each in saver.alist(config, filter={"who": "a secret"})]
+        assert len(found) == 4
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"thread_id" in stored
+    assert b"secret" not in stored
 
 
 def test_a_role_with_four_rights_on_the_tables(servers: Servers) -> None:

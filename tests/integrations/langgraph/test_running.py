@@ -31,6 +31,7 @@ from affinity.conversation import (
     ToolConfirmation,
     UserInterrupt,
     UserMessage,
+    current_wake,
 )
 from affinity.errors import InvalidOptions, OrchestrationFailed, WakeFailed
 from affinity.integrations.langgraph import AffinitySaver, RunOptions, call_graph, graph_conversations
@@ -172,6 +173,57 @@ async def test_an_interrupt_is_a_request_and_its_answer_resumes(url: str, saver:
         assert await answer(talk, result=2) == "in first 1 2"
         assert await talk.requests() == []
         assert runs == {"first": 1, "asks": 3}
+
+
+@pytest.mark.parametrize("origin", ["deleted", "fork of an earlier entry", "fork"])
+async def test_a_thread_of_another_conversation_is_given_all_messages(
+    url: str, saver: AffinitySaver, origin: str
+) -> None:
+    """Its numbers of entries are those of the other one. It may be left of a deleted conversation, or copied."""
+
+    async def asks(state: Log) -> Log:
+        return {"said": [str(interrupt("go?"))] if "b" in state["said"] else []}
+
+    graph = chain(saver, asks=asks, last=says("."))
+    async with talking(url, graph, **LOG) as talk:
+        assert await ask(talk, "a") == "a ."
+        first = (await talk.history())[-1].seq
+        assert await ask(talk, "b") == ""
+        assert await ask(talk, "c") == ""  # for the run behind the one that waits
+        other = talk
+        if origin == "deleted":
+            await talk.delete()
+        else:
+            other = await talk.fork(str(uuid4()), at=None if origin == "fork" else first)
+            await saver.acopy_thread(talk.conversation_id, other.conversation_id)
+        assert await ask(other, "d") == ""
+        said = "a . b yes . c d" if origin == "fork" else "a . b d"
+        if origin == "fork":
+            assert await answer(other, result="yes") == "a . b yes ."
+        assert await answer(other, result="yes") == f"{said} yes ."
+        assert await ask(other, "e") == ""
+        assert await answer(other, result="no") == f"{said} yes . e no ."
+
+
+async def test_a_step_within_a_node_is_there_when_the_node_runs_again(url: str, saver: AffinitySaver) -> None:
+    runs: Counter[str] = Counter()
+
+    async def pay() -> str:
+        runs["pay"] += 1
+        return "paid"
+
+    async def first(state: Log) -> Log:
+        runs["first"] += 1
+        wake = current_wake()
+        assert wake is not None
+        paid = await wake.step("pay", pay)
+        if runs["first"] < 3:
+            raise ConnectionError("429")
+        return {"said": [paid]}
+
+    async with talking(url, chain(saver, first=first), **LOG) as talk:
+        assert await ask(talk, "in") == "in paid"
+    assert runs == {"pay": 1, "first": 3}
 
 
 @pytest.mark.parametrize("asks", [1, 2])
