@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from difflib import unified_diff
 from pathlib import Path
@@ -41,6 +41,7 @@ from affinity import Client, Wake
 from affinity.conversation import (
     AgentMessage,
     DefineOutcome,
+    JournalEntry,
     Reply,
     ReplyItem,
     Retracted,
@@ -358,6 +359,33 @@ async def test_of_a_run_that_an_interrupt_ends_no_item_stays() -> None:
         assert (state.items, state.calls, state.is_paused) == ([], [], False)
         assert (await talk.ask(UserMessage("second"))).requires_action
     assert shop.effects == {"charge 5": 2}
+
+
+async def test_a_fork_answers_a_request_by_itself() -> None:
+    """What the agent did before is not done again. A fork at an earlier entry knows what ``rebuild`` makes of it."""
+
+    def rebuild(entries: Sequence[JournalEntry]) -> OpenAIState:
+        said = [entry.event.text for entry in entries if isinstance(entry.event, UserMessage)]
+        return OpenAIState(items=[{"role": "user", "content": text} for text in said])
+
+    shop = Shop(REFUND)
+    async with talk_to(None, shop.conversations(rebuild=rebuild)) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        asked = (await talk.history())[-1].seq
+        fork = await talk.fork("fork")
+        for each, allowed, text in ((talk, True, "refund 5 done"), (fork, False, "no")):
+            (request,) = await each.requests()
+            seq = await each.answer(request.request_id, allowed=allowed, reason="" if allowed else "no")
+            assert (await each.reply(seq)).text == f"charge 5 done, {text}"
+        assert (shop.effects, shop.model.calls) == ({"charge 5": 1, "refund 5": 1}, {0: 1, 1: 1, 2: 2})
+        earlier = await talk.fork("earlier", at=asked)
+        (request,) = await earlier.requests()
+        assert (await earlier.reply(await earlier.answer(request.request_id, allowed=True))).text == ""
+        assert shop.effects == {"charge 5": 1, "refund 5": 1}
+        shop.model.script = ["new"]
+        assert (await earlier.ask(UserMessage("again"))).text == "new"
+        state = OpenAIState.model_validate_json((await env.client.session_manager.show("earlier")).state)
+        assert [item["content"] for item in state.items if item.get("role") == "user"] == ["go", "again"]
 
 
 async def test_a_run_that_is_gone_does_not_begin_anew_without_a_message() -> None:
