@@ -50,6 +50,10 @@ HOSTILE: Final = (
 """What a client that shares the sessions may leave behind."""
 
 
+_GUARD: Final = 'read -r _; kill -KILL "$1"'
+"""As that of `tests.servers.programs`."""
+
+
 class PgBouncer:
     """One before the database of ``url``, in a pool mode. One ``with`` statement, in which it may be killed and started
     again. ``query`` is run on each of its own connections. ``more`` are settings.
@@ -86,10 +90,14 @@ class PgBouncer:
         """Start it, on the same port; returns when it accepts connections."""
         with self._log.open("ab") as output:
             self._process = subprocess.Popen([str(PROGRAM), self._configuration], stdout=output, stderr=output)
+        guard = ["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         wait_until_ready(self.url, lambda: self._process.poll() is None, lambda: self._log.read_text(errors="replace"))
 
     def kill(self) -> None:
         """End it by SIGKILL, and with it its connections."""
+        self._guard.kill()  # first: the number may be another process's then
+        self._guard.communicate()
         self._process.kill()
         self._process.wait()
 
