@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -50,6 +51,19 @@ class HasEvents(Protocol):
     values: dict[str, JsonValue]
 
 
+@dataclass
+class AgentSession:
+    """The session of an agent that runs, and what the journal has of it."""
+
+    session: Session
+    results_read: int
+    """Events in which the results of calls were looked for."""
+    answers_read: int
+    """Events in which the answers of agents were looked for."""
+    is_of_wake: bool = True
+    """Whether the last response of a model was made in this wake."""
+
+
 class StepsOfRun(RecordedRun):
     """A run whose model calls and tools are steps: the base of `ADKRun`."""
 
@@ -57,16 +71,12 @@ class StepsOfRun(RecordedRun):
         """Called by `adk_run`."""
         super().__init__(wake, run, transcript=transcript)
         self._streams = False
-        self._session: Session | None = None
-        """The session of the agent that runs."""
-        self._events_read = 0
-        """Events of the session in which the results of calls were looked for."""
-        self._texts_read = 0
-        """Events of the session in which the answers of agents were looked for."""
-        self._is_of_wake = True
-        """Whether the last response of a model was made in this wake."""
-        self._kept: list[tuple[HasEvents, Session]] = []
-        """Sessions that are put into a state when the block has ended."""
+        self._sessions: dict[int, AgentSession] = {}
+        """Those of the agents that run in the block, by `current_number`."""
+        self._kept: dict[int, tuple[HasEvents, Session]] = {}
+        """Sessions that are put into a state when the block has ended, by the id of the state."""
+        self._used: set[int] = set()
+        """Ids of the states with which agents run."""
         self._fatal: Exception | None = None
         """An error of a step, or of a list of tools, that ends the run whatever ADK makes of it."""
 
@@ -92,7 +102,8 @@ class StepsOfRun(RecordedRun):
         agent = (request.config.labels or {}).get(_AGENT, "")
         operation = Operation(_MODEL, [str(current_number.get()), agent, digest], {}, is_model=True)
         value, has_run, is_of_wake = await self._record(operation, body, "a response of the model")
-        self._is_of_wake = is_of_wake
+        if (found := self._sessions.get(current_number.get())) is not None:
+            found.is_of_wake = is_of_wake
         responses = _RESPONSES.validate_python(value)
         text = "".join(map(text_of, responses))
         if is_of_wake and self._streams and not has_run and text:
@@ -155,17 +166,21 @@ class StepsOfRun(RecordedRun):
         """Append what agents have answered since the last look, if it is not the last answer: another agent goes on, or
         the run waits.
         """
-        events = [] if self._session is None else self._session.events
-        new, self._texts_read = events[self._texts_read :], len(events)
-        for event in new if self._is_of_wake else []:
+        if (found := self._sessions.get(current_number.get())) is None:
+            return
+        events = found.session.events
+        new, found.answers_read = events[found.answers_read :], len(events)
+        for event in new if found.is_of_wake else []:
             is_answer = event.author != "user" and event.is_final_response() and not event.get_function_calls()
             if is_answer and (text := text_of(event)):
                 self._append(AgentMessage(text))
 
     def _new_results(self) -> list[ToolResult]:
         """Return the results of calls that came to the session since the last look."""
-        events = [] if self._session is None else self._session.events
-        new, self._events_read = events[self._events_read :], len(events)
+        if (found := self._sessions.get(current_number.get())) is None:
+            return []
+        events = found.session.events
+        new, found.results_read = events[found.results_read :], len(events)
         return [
             ToolResult(response.id or "", shown(response.response))
             for event in new

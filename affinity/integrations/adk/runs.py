@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from typing_extensions import override
 from affinity.conversation import CustomToolUse, ToolConfirmation, Wake
 from affinity.errors import WakeMisuse
 from affinity.integrations.adk.copies import durable_copy
-from affinity.integrations.adk.recording import HasEvents, StepsOfRun, text_of
+from affinity.integrations.adk.recording import AgentSession, HasEvents, StepsOfRun, text_of
 from affinity.integrations.adk.session_service import event_to_json, json_values
 from affinity.integrations.agent_runs import REFUSED, StepOptions, current_number, opened, put, together
 
@@ -84,7 +84,8 @@ class ADKRun(StepsOfRun):
         Args:
             agent: or an app of ADK. It is not changed: a copy runs, with its tools and the agents below it.
             input: the same in each wake.
-            state: has the session of the agent: its events, and its state. None: the agent remembers nothing.
+            state: has the session of the agent: its events, and its state. Agents that run one after another may have
+                one state. None: the agent remembers nothing.
             stream: readers see the model's text as it comes. The model has to stream.
             expires_in: seconds, or a timedelta, after which a confirmation counts as refused. None: it waits forever.
             steps: options of the steps of tools, by their names.
@@ -93,27 +94,48 @@ class ADKRun(StepsOfRun):
 
         Raises:
             NotSerializable, PayloadTooLarge: a result cannot be recorded; the message names the tool.
-            WakeMisuse: the agent asks for a credential or an input.
+            WakeMisuse: the agent asks for a credential or an input; or another one runs with this state.
             Exception: of ADK, or see `affinity.Wake.step`.
         """
         self._streams = stream
-        name = agent.name
-        session = _session_of(state, name, self.wake.conversation_id)
+        session = self._session_of(state, agent.name)
         first = len(session.events)
-        self._session, self._events_read, self._texts_read = session, first, first
         runner = self._runner(agent, steps or {}, _OneSession(session), options)
-        message = types.UserContent(input) if isinstance(input, str) else input
-        with put(current_number, self._next("run")):
-            messages = [message]
+        messages = [types.UserContent(input) if isinstance(input, str) else input]
+        number = self._next("run")
+        self._sessions[number] = AgentSession(session, first, first)
+        with put(current_number, number), self._alone(state):
             while waiting := [
                 call for message in messages for call in await self._to_pause(runner, session, message, run_config)
             ]:
                 self._note_answers()
                 messages = await self._answers(waiting, expires_in)
         if state is not None:
-            self._kept.append((state, session))
+            self._kept[id(state)] = state, session
         events = session.events[first:]
         return ADKResult(_answer_of(events), events)
+
+    def _session_of(self, state: HasEvents | None, app_name: str) -> Session:
+        """Return the session of a state, as an earlier run in this block has left it."""
+        values: Mapping[str, Any] = {} if state is None else state.values
+        events: Sequence[Event] = [] if state is None else [Event.model_validate(event) for event in state.events]
+        if state is not None and (kept := self._kept.get(id(state))) is not None:
+            values, events = json_values(kept[1].state), kept[1].events
+        name = self.wake.conversation_id
+        return Session(id=name, app_name=app_name, user_id=name, state=deepcopy(dict(values)), events=[*events])
+
+    @contextmanager
+    def _alone(self, state: HasEvents | None) -> Iterator[None]:
+        if state is None:
+            yield
+            return
+        if id(state) in self._used:
+            raise WakeMisuse("an agent runs with this state: run the next one when it has ended, or with another state")
+        self._used.add(id(state))
+        try:
+            yield
+        finally:
+            self._used.remove(id(state))
 
     def _runner(
         self,
@@ -212,16 +234,6 @@ class _OneSession(BaseSessionService):
         return await super().append_event(self._session, event)
 
 
-def _session_of(state: HasEvents | None, app_name: str, conversation_id: str) -> Session:
-    return Session(
-        id=conversation_id,
-        app_name=app_name,
-        user_id=conversation_id,
-        state={} if state is None else deepcopy(state.values),
-        events=[] if state is None else [Event.model_validate(event) for event in state.events],
-    )
-
-
 def _answer_of(events: Sequence[Event]) -> str:
     """Return the text of the last answer, or of the error that the model gave in its place."""
     for event in reversed(events):
@@ -263,6 +275,6 @@ async def adk_run(
     """
     async with opened(ADKRun, wake, name, inputs, transcript=transcript) as run:
         yield run
-        for state, session in run._kept:
+        for state, session in run._kept.values():
             state.events = [from_json(event_to_json(event)) for event in session.events]
             state.values = json_values(session.state)

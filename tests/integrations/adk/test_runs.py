@@ -607,6 +607,56 @@ async def test_a_handler_of_your_own() -> None:
         assert await transcript(talk) == ["6 events: charge 5 done, ship 5 done"]
 
 
+@pytest.mark.parametrize("how", ["one after another", "together", "together, with one state"])
+async def test_agents_of_one_block(how: str) -> None:
+    """One after another they share a state, also over a wake that waits. Together each needs its own."""
+    first, second = Shop([["ship"], "first {0}"]), Shop([["charge"], ["refund"], "second {0}, {1}"])
+    second.agent.name = "packer"
+    second.model.failures[1] = 1
+    chats = affinity.Conversations(ADKState, kind="chats")
+
+    @chats.on_wake(retry=RETRY)
+    async def respond(wake: affinity.Wake, state: ADKState) -> None:
+        texts: dict[str, str] = {}
+        async with adk_run(wake) as run:
+
+            async def answer(agent: LlmAgent, state: ADKState | None) -> None:
+                texts[agent.name] = (await run.run(agent, run.prompt, state=state)).text
+
+            if how == "one after another":
+                await answer(first.agent, state)
+                await answer(second.agent, state)
+            else:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(answer, first.agent, state if how == "together, with one state" else None)
+                    tasks.start_soon(answer, second.agent, state)
+            wake.append(AgentMessage(f"{texts['clerk']}; {texts['packer']}"))
+
+    async with talk_to(None, chats) as (env, talk):
+        if how == "together, with one state":
+            with pytest.raises(WakeFailed, match="an agent runs with this state"):
+                await talk.ask(UserMessage("go"))
+            return
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        await env.crash()
+        seq = await talk.answer(request.request_id, allowed=True)
+        assert (await talk.reply(seq)).text == "first ship 5 done; second charge 5 done, refund 5 done"
+        found = await transcript(talk)
+        state = await state_of(env)
+    assert sorted(text for text in found if text.startswith("result")) == [
+        *("result charge", "result refund", "result ship")
+    ]
+    authors = [str(event["author"]) for event in state.events]
+    if how == "one after another":
+        assert set(authors[: authors.index("packer")]) == {"user", "clerk"}
+        assert state.values == {"ship": 5, "charge": 5, "refund": 5}
+    else:
+        assert set(authors) == {"user", "packer"}
+        assert state.values == {"charge": 5, "refund": 5}
+    assert first.effects | second.effects == {"ship 5": 1, "charge 5": 1, "refund 5": 1}
+
+
 async def test_a_service_runs_the_agent_in_this_process(url: str) -> None:
     """A question that is repeated has one answer. Outside of a conversation, the agent is as it was."""
     shop = Shop(ORDER)
