@@ -16,7 +16,7 @@ from google.adk.events import Event
 from google.adk.sessions import BaseSessionService, Session, State
 from google.adk.sessions.base_session_service import GetSessionConfig, ListSessionsResponse
 from pydantic import JsonValue, PrivateAttr
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json, to_jsonable_python
 from typing_extensions import override
 
 from affinity.errors import AffinityError, InvalidId, InvalidOptions, NotSerializable
@@ -56,6 +56,8 @@ class _StoredSession(Session):
     """A session that knows what was read of it."""
 
     _revision: Revision | None = PrivateAttr(default=None)
+    _is_cut_off: bool = PrivateAttr(default=False)
+    """Whether a call was cancelled whose event may have been appended. Its newest event says what it knows."""
 
 
 class AffinitySessionService(BaseSessionService):
@@ -205,7 +207,8 @@ class AffinitySessionService(BaseSessionService):
         stored, and neither are changes of ``temp:``. The newest event again, as it is, is not appended twice.
 
         Raises:
-            StaleSession: another writer has appended an event since the session was read; nothing was written.
+            StaleSession: another writer, or a call that was cancelled, has appended an event since the session was
+                read; nothing was written.
             SessionNotFoundError: it is not there, or no longer.
             NotSerializable: a value of the state, or the event, has no JSON form.
             ProviderError: the database cannot be reached, or has refused it.
@@ -216,7 +219,12 @@ class AffinitySessionService(BaseSessionService):
         event = self._trim_temp_delta_state(event)
         place = _place(session.app_name, session.user_id, session.id)
         new = New(event.timestamp, event_to_json(event), parts_of(event.actions.state_delta))
-        written = await asyncio.wrap_future(self._database.submit(self._append, session, place, new))
+        try:
+            written = await asyncio.wrap_future(self._database.submit(self._append, session, place, new))
+        except asyncio.CancelledError:
+            if isinstance(session, _StoredSession):
+                session._is_cut_off = True
+            raise
         if written is None:
             raise SessionNotFoundError(f"Session {session.id} not found.")
         if isinstance(written, Behind):
@@ -230,7 +238,7 @@ class AffinitySessionService(BaseSessionService):
     def _append(self, session: Session, place: Place, new: New) -> Revision | Behind | None:
         """Append an event, on a thread: behind what is appended to the same session object at the same time."""
         with self._locks[hash(place) % _LOCKS]:
-            read = session._revision if isinstance(session, _StoredSession) else None
+            read = session._revision if isinstance(session, _StoredSession) and not session._is_cut_off else None
             last = session.events[-1].id if session.events else None
             written = self._database.call(lambda each: rows.append(each, place, read, last, new))
             if isinstance(written, Revision) and isinstance(session, _StoredSession):
@@ -249,6 +257,7 @@ def json_values(state: Mapping[str, Any]) -> dict[str, JsonValue]:
         if not key.startswith(State.TEMP_PREFIX):
             try:
                 found[key] = to_jsonable_python(value)
+                to_json({key: found[key]})  # which refuses half of a surrogate pair
             except ValueError as error:
                 raise NotSerializable(f"the state {key!r} of a session has no JSON form: {error}") from error
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,7 +32,7 @@ from affinity.errors import (
     SchemaMismatch,
 )
 from affinity.integrations import database
-from affinity.integrations.adk import AffinitySessionService, StaleSession, session_service
+from affinity.integrations.adk import AffinitySessionService, StaleSession, rows, session_service
 from affinity.integrations.adk.rows import TABLES
 from tests.conftest import Servers
 from tests.provider.roles import plain_role
@@ -232,10 +233,11 @@ async def test_a_user_who_is_deleted(service: AffinitySessionService) -> None:
 async def test_a_value_without_a_json_form_is_refused(service: AffinitySessionService) -> None:
     """Before anything is written. The error names it."""
     session = await new(service)
-    with pytest.raises(NotSerializable, match="'own'"):
-        await new(service, own=object())
-    with pytest.raises(NotSerializable, match="'own'"):
-        await service.append_event(session, said(own=object()))
+    for value in (object(), b"\xff", "\ud800"):
+        with pytest.raises(NotSerializable, match="'own'"):
+            await new(service, own=value)
+        with pytest.raises(NotSerializable):
+            await service.append_event(session, said(own=value))
     assert await load(service, session) == session
 
 
@@ -371,6 +373,34 @@ async def test_an_answer_that_is_lost_before_another_writer_appends(
     with pytest.raises(StaleSession):
         await service.append_event(session, said("three"))
     assert texts(await load(service, session)) == ["one", "two"]
+
+
+async def test_a_session_is_read_again_behind_a_call_that_was_cancelled(
+    service: AffinitySessionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, begins, ends = await new(service), threading.Event(), threading.Event()
+    append = rows.append
+
+    def slow(*args: Any) -> Any:
+        begins.set()
+        ends.wait(30)
+        return append(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "append", slow)
+        with anyio.move_on_after(30) as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(service.append_event, session, said("one"))
+                await anyio.to_thread.run_sync(begins.wait)
+                scope.cancel()
+    assert texts(session) == []
+    ends.set()
+    with pytest.raises(StaleSession):
+        await service.append_event(session, said("two"))
+    stored = await load(service, session)
+    assert texts(stored) == ["one"]
+    await service.append_event(stored, said("two"))
+    assert texts(stored) == ["one", "two"]
 
 
 async def test_the_newest_event_again_is_not_appended_twice(service: AffinitySessionService) -> None:
