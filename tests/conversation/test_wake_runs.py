@@ -134,6 +134,34 @@ async def test_an_attempt_that_fails_keeps_the_results_of_its_run(server: str | 
     assert effects.runs == {"plan": 1, "pay": 1}
 
 
+@pytest.mark.parametrize("at", ["end", "earlier"])
+async def test_a_fork_of_a_conversation_whose_run_waits(at: str) -> None:
+    """At the end it goes on in the run, beside its source. At an earlier entry the run begins anew."""
+    effects = Effects()
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        async with wake.run("refund") as run:
+            plan = await run.step("plan", effects, "plan")
+            answer = await run.require(ToolConfirmation("refund", {"cents": 4200}))
+            is_allowed = isinstance(answer, ConfirmationAnswer) and answer.allowed
+            wake.append(AgentMessage(f"{plan} {is_allowed}"))
+
+    async with talk_to(None, handler) as (_, talk):
+        await talk.ask(UserMessage("go"))
+        asked = (await talk.history())[-1].seq
+        fork = await talk.fork("fork") if at == "end" else talk
+        [request] = await talk.requests()
+        assert (await talk.reply(await talk.answer(request.request_id, allowed=True))).text == "plan 1 True"
+        if at == "earlier":
+            fork = await talk.fork("fork", at=asked)
+        [request] = await fork.requests()
+        reply = await fork.reply(await fork.answer(request.request_id, allowed=False))
+        if at == "end":
+            assert (reply.text, effects.runs) == ("plan 1 False", {"plan": 1})
+        else:
+            assert (reply.stop_reason, effects.runs) == ("requires_action", {"plan": 2})
+
+
 async def test_calls_at_the_same_time_wait_together() -> None:
     """One waits for a person, another one too, a third one runs: its result is kept, and both requests are made."""
     effects = Effects()
