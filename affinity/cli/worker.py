@@ -103,7 +103,9 @@ def worker(
     SIGHUP or Ctrl-C drains: running activities end or are given back, and sessions are released. Ctrl-C during the
     drain stops immediately: running activities are cancelled, and their work is free for other workers. A further
     SIGTERM or SIGHUP changes nothing. Exit code 0 after SIGTERM or SIGHUP, 128 and the signal's number when Ctrl-C cut
-    its drain short (143, 129), 130 after Ctrl-C, 8 when an activity did not end though it was cancelled.
+    its drain short (143, 129), 130 after Ctrl-C, 8 when an activity did not end though it was cancelled. Code that
+    blocks the event loop keeps it from draining: then a second Ctrl-C ends the process, or any signal does so once the
+    loop has stood still for AFFINITY_STALL_TIMEOUT (exit code 8).
 
     --until-idle is for cron jobs and containers that run for a while: the worker runs what is due, and ends with 0.
     Work that another worker has is left to that one, and suspended instances stay suspended. With --for it also waits

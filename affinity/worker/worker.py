@@ -53,6 +53,7 @@ from affinity.telemetry import instrumented
 from affinity.user_code import refuse_in_orchestration
 from affinity.worker.clients import ClientMaker
 from affinity.worker.guests import guest_parts
+from affinity.worker.hung import ended_though_hung
 from affinity.worker.lease import LeaseRenewer, LoopProgress, probe_after
 from affinity.worker.metrics import Metrics, WorkReading
 from affinity.worker.options import KernelOptions
@@ -191,8 +192,8 @@ class KernelWorker(AsyncBlock):
 
         SIGINT during the drain ends it, and a signal that comes while the worker is still starting ends the start: stop
         now. SIGTERM or SIGHUP during the drain changes nothing; under ``nohup`` SIGHUP changes nothing
-        ever. Call it instead of the ``async with``, so that no signal can come
-        before its handler.
+        ever. A signal to a process whose event loop stands still ends it without a drain after ``stall_timeout``, and a
+        further SIGINT at once. Call it instead of the ``async with``, so that no signal can come before its handler.
 
         Raises:
             WorkerFenced, WorkerStalled: see `wait_ended`; and the errors of entering.
@@ -233,7 +234,11 @@ class KernelWorker(AsyncBlock):
         received: list[signal.Signals] = []
         failure: BaseException | None = None
         hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []  # ignored by `nohup`
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, *hangup) as signals:
+        numbers = (signal.SIGTERM, signal.SIGINT, *hangup)
+        with (
+            anyio.open_signal_receiver(*numbers) as signals,
+            ended_though_hung(self.identity.worker_id, self.options.stall_timeout, numbers),
+        ):
             async with anyio.create_task_group() as tasks:
                 first = anyio.Event()
                 tasks.start_soon(self._watch, signals, received, first, tasks.cancel_scope)

@@ -7,15 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from affinity.cli import main
-from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE
+from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE, STUCK
 from tests.cli.conftest import document, launch, refused, succeed
 from tests.support.cli_runner import new_runner
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers
@@ -84,6 +87,61 @@ async def brew(ctx: affinity.OrchestrationContext) -> None:
     log.info("brewing")
     await ctx.schedule_activity(boil).on_session("pot")
 """
+
+
+HUNG = """import time
+import affinity
+
+app = affinity.App("kitchen")
+
+@app.activity
+async def sleep(ctx: affinity.ActivityContext) -> None:
+    print("hung", flush=True)
+    time.sleep(1_000)
+
+@app.orchestration
+async def activity(ctx: affinity.OrchestrationContext) -> None:
+    await ctx.schedule_activity(sleep)
+
+@app.orchestration
+async def orchestration(ctx: affinity.OrchestrationContext) -> None:
+    print("hung", flush=True)
+    while True:
+        pass
+"""
+
+
+@pytest.mark.parametrize("code", ["activity", "orchestration"])
+@pytest.mark.parametrize(
+    ("numbers", "ended_by"),
+    [
+        ([signal.SIGINT, signal.SIGINT], INTERRUPTED),
+        ([signal.SIGTERM, signal.SIGINT], 128 + signal.SIGTERM),
+        ([signal.SIGTERM], STUCK),
+    ],
+    ids=lambda given: " ".join(each.name for each in given) if isinstance(given, list) else "",
+)
+def test_code_that_never_yields_does_not_keep_a_worker_from_its_end(
+    directory: Path, numbers: Sequence[signal.Signals], ended_by: int, code: str
+) -> None:
+    """A second Ctrl-C ends it; without one it ends once its lease is given up."""
+    (directory / "hung_app.py").write_text(HUNG)
+    times = {"AFFINITY_WORKER_LEASE_TIMEOUT": "2", "AFFINITY_STALL_TIMEOUT": "3" if ended_by == STUCK else "600"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with launch("worker", "hung_app:app", "--node-id", "cook", variables=times, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        succeed("start", code)
+        assert process.stdout.readline() == "hung\n"
+        seen = ""
+        for number in numbers:
+            time.sleep(1.1)  # a loop that moves within a second takes the signal
+            process.send_signal(number)
+            while "nothing can drain until it moves" not in seen:
+                seen += process.stderr.readline()
+        _, rest = process.communicate(timeout=PATIENCE)
+    assert process.returncode == ended_by
+    assert "ending without it" in rest
 
 
 def log_of_a_worker(directory: Path, **environment: str) -> list[str]:
