@@ -17,13 +17,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 from affinity.worker.lease import LoopProgress
+from affinity_workflows import SIGNALLED
 
 logger = logging.getLogger("affinity.worker")
 
 STALLED: Final = 8
 """Exit code, as of a loop that moves again too late (`affinity.cli.help`)."""
-
-SIGNALLED: Final = 128
 
 BLOCKED_SECONDS: Final = 1.0
 """A loop that stands still for so long counts as blocked."""
