@@ -31,6 +31,7 @@ from affinity.errors import (
     DataRefused,
     InvalidUrl,
     ProviderError,
+    ReadOnly,
     SchemaMismatch,
 )
 from affinity.provider import sqlite_path
@@ -56,7 +57,9 @@ _BUSY: Final = 30.0
 """Seconds that a transaction of SQLite waits for others."""
 
 _PLANS: Final = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
-"""Settings of a connection to PostgreSQL: a plan that is made for small tables is also right for large ones."""
+"""Settings of a connection to PostgreSQL: a plan that is made for small tables is also right for large ones. Through a
+pooler each statement is planned as the tables are.
+"""
 
 _PIN: Final = "SELECT count(set_config(name, value, false)) FROM unnest(%s::text[], %s::text[]) AS plans (name, value)"
 
@@ -177,7 +180,7 @@ class Database:
 
     def call(self, function: Callable[[Connection], T], mode: Mode = "write") -> T:
         """Call the function in a transaction, on this thread of the pool. See `run`."""
-        again = ConnectionLost if mode == "group" else (ConnectionLost, Contention)
+        again = (ConnectionLost, ReadOnly) if mode == "group" else (ConnectionLost, ReadOnly, Contention)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return self._call_once(function, mode)
@@ -193,7 +196,7 @@ class Database:
             with driver.transaction(mode):
                 return function(driver)
         except ProviderError as error:
-            if isinstance(error, ConnectionLost):
+            if isinstance(error, ConnectionLost | ReadOnly):  # a new connection may find the primary
                 self._drop(driver)
             raise
 
@@ -356,7 +359,15 @@ class _Postgres:
         self._psycopg = psycopg
         with self._errors():
             self._connection: Any = psycopg.connect(url, autocommit=True)
-            self._connection.execute(_PIN, [[*_PLANS], [*_PLANS.values()]])
+            if self._is_pooled():  # a session may be another client's in the next transaction
+                self._connection.prepare_threshold = None
+            else:
+                self._connection.execute(_PIN, [[*_PLANS], [*_PLANS.values()]])
+
+    def _is_pooled(self) -> bool:
+        """Whether a pooler answers: what it says to be the process of the connection is not that of the server."""
+        ((process,),) = self._connection.execute("SELECT pg_backend_pid()").fetchall()
+        return bool(process != self._connection.info.backend_pid)
 
     def fetch(self, name: str, parameters: Parameters = {}) -> Sequence[tuple[Any, ...]]:  # noqa: B006 -- not changed
         with self._errors():
@@ -419,6 +430,7 @@ _STATES: Final[Mapping[str, type[ProviderError]]] = {
     "40001": Contention,
     "40P01": Contention,
     "55P03": Contention,
+    "25006": ReadOnly,
     "42501": AccessDenied,
     "42P01": SchemaMismatch,
     "28000": AccessDenied,

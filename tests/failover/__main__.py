@@ -10,8 +10,9 @@ from typing import get_args
 import anyio
 
 from tests.failover.cases import BAR, FAULTS, Way, run
-from tests.failover.programs import AREAS, Failing, FailoverLook
+from tests.failover.programs import Failing, FailoverLook
 from tests.programs.__main__ import lines, silent
+from tests.programs.areas import AREAS
 from tests.programs.draw import Failed
 from tests.servers.patroni import Replication, open_cluster
 
@@ -27,7 +28,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="so often")
     parser.add_argument("--programs", type=int, help="so many random programs instead, over a synchronous standby")
     parser.add_argument("--seed", type=int, default=1, help="of the programs")
-    parser.add_argument("--areas", default=",".join(AREAS), help="of the programs; by default %(default)s")
+    parser.add_argument("--areas", default=",".join(AREAS), help="of the programs; by default all: %(default)s")
     chosen = parser.parse_args()
     if chosen.programs:
         return _run_programs(chosen.programs, chosen.seed, chosen.areas.split(","))

@@ -22,9 +22,6 @@ from tests.programs.databases import GatedDatabase
 from tests.programs.gate import Gate
 from tests.servers.patroni import Cluster
 
-AREAS: Final = ("orchestrations", "schedules", "starts", "plugs")
-"""Of the tests: with all areas, a program takes minutes."""
-
 TEMPLATE: Final = "programs"
 
 REST: Final = 1.0

@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from tests.failover.cases import BAR, Outcome, run
-from tests.failover.programs import AREAS, Failing, FailoverLook
+from tests.failover.programs import Failing, FailoverLook
+from tests.programs.areas import AREAS
 from tests.servers.patroni import Replication, needs_patroni, open_cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.nightly, needs_patroni, pytest.mark.timeout(600)]
@@ -68,12 +69,13 @@ async def test_failovers_while_workers_are_killed_and_paused() -> None:
     check_whole(await run("storm", "synchronous"))
 
 
+@pytest.mark.timeout(1800)
 def test_random_programs_over_failovers() -> None:
-    """With the judges of all programs."""
+    """With the judges of all programs, and all areas. Most take seconds, some minutes."""
     with open_cluster("synchronous") as cluster:
         failing = Failing(cluster)
         anyio.run(failing.prepare)
-        look = FailoverLook(failing, AREAS)
-        look.run(2, 4, None)
-        assert "4 programs" in look.report()
-        assert failing.done >= 4
+        look = FailoverLook(failing, list(AREAS))
+        look.run(2, 12, None)
+        assert "12 programs" in look.report()
+        assert failing.done >= 12
