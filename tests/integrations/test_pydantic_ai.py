@@ -544,6 +544,27 @@ async def test_a_tool_that_runs_once_tells_the_model_that_its_outcome_is_not_kno
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize("end", ["raised", "late"])
+async def test_a_step_of_a_tool_is_repeated_by_its_options(end: str) -> None:
+    """Within its wake, which has one attempt."""
+    shop, runs = Shop([[call("look")], "{0}"]), list[str]()
+    options = {"retry": RETRY, "timeout": 0.2}
+
+    @shop.agent.tool_plain(metadata={"affinity": options})
+    async def look() -> str:
+        runs.append(end)
+        if len(runs) < 3:
+            if end == "late":
+                await anyio.sleep_forever()
+            raise ConnectionError("429")
+        return "seen"
+
+    kind = agent_conversations(shop.agent, retry=affinity.RetryPolicy(max_attempts=1))
+    async with talk_to(None, kind) as (_, talk):
+        assert (await talk.ask(UserMessage("go"))).text == "seen"
+    assert (len(runs), shop.model.calls) == (3, {0: 1, 1: 1})
+
+
 async def test_a_tool_may_be_no_step() -> None:
     shop, runs = Shop([[call("now")], "{0}"]), list[int]()
 

@@ -27,6 +27,7 @@ from affinity.conversation import (
     JournalEvent,
     Reply,
     RequestExpired,
+    Retracted,
     Streamed,
     ToolConfirmation,
     UserInterrupt,
@@ -102,6 +103,37 @@ async def test_a_graph_of_messages_needs_no_option(url: str, saver: AffinitySave
         state = await graph.aget_state(thread(talk.conversation_id))
         texts = [message.text for message in state.values["messages"]]
         assert texts == ["hello", "one two", "and then", "three"]
+
+
+async def test_words_of_an_attempt_that_fails_are_taken_back(url: str, saver: AffinitySaver) -> None:
+    model = GenericFakeChatModel(messages=iter([AIMessage("lost words"), AIMessage("kept words")]))
+    seen = anyio.Event()
+
+    async def respond(state: MessagesState) -> dict[str, Any]:
+        message = await model.ainvoke(state["messages"])
+        if message.text == "lost words":
+            await seen.wait()
+            raise ConnectionError("429")
+        return {"messages": [message]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("respond", respond)
+    builder.add_edge(START, "respond")
+    graph: Graph = builder.compile(checkpointer=saver)
+    said, kinds = "", list[type]()
+    async with talking(url, graph) as talk:
+        async for item in talk.stream_reply(UserMessage("hello")):
+            kinds.append(type(item))
+            if isinstance(item, Streamed):
+                said += item.text
+            if said == "lost words":
+                seen.set()
+            if isinstance(item, Retracted):
+                said = ""
+        assert isinstance(item, Reply)
+        assert item.text == "kept words"
+    assert kinds.index(Streamed) < kinds.index(Retracted)
+    assert "kept words".startswith(said)
 
 
 async def test_a_node_that_fails_runs_again_and_those_before_it_do_not(url: str, saver: AffinitySaver) -> None:
