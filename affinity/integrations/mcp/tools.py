@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Callable
 from typing import Annotated, Any, Final, get_type_hints
+from uuid import uuid4
 
 import anyio
 from mcp.server import MCPServer
@@ -16,7 +18,7 @@ from pydantic_core import to_jsonable_python
 import affinity
 from affinity import Client
 from affinity.conversation import Reply, Retracted, Streamed, UserMessage
-from affinity.errors import AffinityError, InvalidOptions, WaitTimeout
+from affinity.errors import AffinityError, InvalidOptions, ProviderError, WaitTimeout
 
 TIMEOUT: Final = 300.0
 """Seconds that a call waits by default."""
@@ -36,7 +38,8 @@ def add_conversation(
     """Add a tool that sends a message to a conversation, and returns its reply. What a wake streams is the progress.
 
     The assistant names the conversation: with the same id it goes on. So this is for assistants that may speak in each
-    of them, as in front of a login of yours.
+    of them, as in front of a login of yours. A call with the same ``message_id`` waits for the reply to the same
+    message, so an assistant that repeats a call says it once.
 
     Args:
         server: gets the tool.
@@ -44,24 +47,33 @@ def add_conversation(
         conversations: whose code workers have.
         name: of the tool.
         description: for the model.
-        timeout: seconds that a call waits for the reply. The work goes on behind that, and the error says so.
+        timeout: seconds that a call waits for the reply. The work goes on behind that; the error says so, and names
+            the ids to call again with.
 
     Raises:
         InvalidOptions: ``timeout`` is not a positive number.
     """
     _check_timeout(timeout)
 
-    async def ask(conversation_id: Id, message: Annotated[str, Field(min_length=1)], ctx: Context[Any, Any]) -> str:
-        talk = client.conversation(conversations, conversation_id)
-        said = _Said(ctx)
+    async def ask(
+        conversation_id: Id,
+        message: Annotated[str, Field(min_length=1)],
+        ctx: Context[Any, Any],
+        message_id: Id | None = None,
+    ) -> str:
+        event_id, said = message_id or secrets.token_hex(8), _Said(ctx)
+        again = f"call again with the same message, and message_id {event_id!r}"
         try:
+            talk = client.conversation(conversations, conversation_id)
             with anyio.fail_after(timeout):
-                async for item in talk.stream_reply(UserMessage(message)):
+                async for item in talk.stream_reply(UserMessage(message), event_id=event_id):
                     if isinstance(item, Reply):
                         return item.text
                     await said.take(item)
         except TimeoutError:
-            raise ToolError(_went_on("the conversation", conversation_id, timeout)) from None
+            raise ToolError(f"{_went_on('the conversation', conversation_id, timeout)}: {again}") from None
+        except ProviderError as error:
+            raise ToolError(f"{type(error).__name__}: {error}; {again}") from error
         except AffinityError as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
         raise ToolError("the conversation has ended without a reply")
@@ -102,13 +114,16 @@ def add_orchestration(
     hints = get_type_hints(orchestration, include_extras=True)
 
     async def run(instance_id: str | None, ctx: Context[Any, Any], **given: Any) -> Any:
-        arguments = [given["input"]] if has_input else []
+        arguments, used = [given["input"]] if has_input else [], instance_id or str(uuid4())
+        again = f"call again with instance_id {used!r}"
         try:
-            handle = await client.start(orchestration, *arguments, instance_id=instance_id)
-            result = await _result(client, handle.instance_id, timeout, ctx)
+            await client.start(orchestration, *arguments, instance_id=used)
+            result = await _result(client, used, timeout, ctx)
             return to_jsonable_python(result, fallback=str)
         except WaitTimeout:
-            raise ToolError(_went_on("the instance", handle.instance_id, timeout)) from None
+            raise ToolError(f"{_went_on('the instance', used, timeout)}: {again}") from None
+        except ProviderError as error:
+            raise ToolError(f"{type(error).__name__}: {error}; {again}") from error
         except AffinityError as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
@@ -176,4 +191,4 @@ def _check_timeout(timeout: float) -> None:
 
 
 def _went_on(what: str, id: str, timeout: float) -> str:
-    return f"{what} {id!r} has not answered in {timeout:g} s, and goes on: call again with this id"
+    return f"{what} {id!r} has not answered in {timeout:g} s, and goes on"

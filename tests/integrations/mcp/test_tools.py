@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from pydantic import BaseModel
 import affinity
 from affinity import RuntimeOptions, Wake
 from affinity.conversation import AgentMessage, UserMessage
-from affinity.errors import InvalidOptions
+from affinity.errors import ConnectionLost, InvalidOptions
 from affinity.integrations.mcp import add_conversation, add_orchestration, server_resource
 from tests.conversation.application import Chat, stage
 
 pytestmark = pytest.mark.anyio
+
+PATIENCE = 60.0
 
 SERVER = """
 import os
@@ -113,6 +117,39 @@ async def test_a_conversation_is_a_tool_and_what_it_streams_is_its_progress(url:
             assert result.is_error
 
 
+async def test_a_message_that_is_repeated_with_its_id_is_said_once(url: str) -> None:
+    """The error of a call that has waited long enough names the id. Without one, it is another message."""
+    is_ready = anyio.Event()
+
+    async def slow(wake: Wake, chat: Chat) -> None:
+        await is_ready.wait()
+        await handler(wake, chat)
+
+    async with stage(url, slow) as on:
+        server = MCPServer("chat")
+        add_conversation(server, on.client, on.conversations, name="chat", description="Chat.", timeout=0.5)
+        async with mcp.Client(server) as client:
+            given = {"conversation_id": "c", "message": "pay"}
+            late = await client.call_tool("chat", given)
+            assert late.is_error
+            assert "'c' has not answered in 0.5 s, and goes on: call again with the same message" in text_of(late)
+            (message_id,) = re.findall(r"message_id '(\w+)'", text_of(late))
+            is_ready.set()
+            for _ in range(2):
+                with anyio.fail_after(PATIENCE):
+                    while (found := await client.call_tool("chat", {**given, "message_id": message_id})).is_error:
+                        assert "has not answered" in text_of(found)
+                assert text_of(found) == "you said pay"
+            other = await client.call_tool("chat", {**given, "message": "more", "message_id": message_id})
+            assert other.is_error
+            assert "EventIdConflict" in text_of(other)
+            for wrong in ("", "a\0b", "x" * 257):
+                assert (await client.call_tool("chat", {**given, "message_id": wrong})).is_error
+                assert (await client.call_tool("chat", {**given, "conversation_id": wrong})).is_error
+        (entry,) = await on.talk("c").history(kinds=[UserMessage])
+        assert entry.event_id == message_id
+
+
 async def test_an_orchestration_is_a_tool_with_the_schema_of_its_input(url: str) -> None:
     heard: list[str] = []
 
@@ -152,8 +189,39 @@ async def test_work_that_takes_longer_goes_on_and_the_error_says_how_to_wait(url
         async with mcp.Client(server) as client:
             result = await client.call_tool("endless", {"instance_id": "e"})
         assert result.is_error
-        assert "'e' has not answered in 0.5 s, and goes on" in text_of(result)
+        assert "'e' has not answered in 0.5 s, and goes on: call again with instance_id 'e'" in text_of(result)
         assert (await on.client.status("e")).status == "running"
+
+
+async def test_a_call_whose_database_is_away_names_the_id_to_call_again_with(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have begun before the connection was lost."""
+    async with stage(url, handler, app) as on:
+        server = MCPServer("lost")
+        add_orchestration(server, on.client, nightly)
+        add_conversation(server, on.client, on.conversations, name="chat", description="Chat.")
+
+        async def lose(*_: Any, **__: Any) -> Any:
+            raise ConnectionLost("gone")
+
+        async with mcp.Client(server) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(affinity.Client, "wait", lose)
+                lost = text_of(await client.call_tool("nightly", {}))
+            (instance_id,) = re.findall(r"ConnectionLost: gone; call again with instance_id '(.+)'", lost)
+            assert text_of(await client.call_tool("nightly", {"instance_id": instance_id})) == "done"
+            assert (await on.client.status(instance_id)).status == "completed"
+            with monkeypatch.context() as patch:
+                patch.setattr(affinity.conversation.ConversationHandle, "stream_reply", _losing)
+                lost = text_of(await client.call_tool("chat", {"conversation_id": "c", "message": "hello"}))
+            assert re.search(r"ConnectionLost: gone; call again .* message_id '\w+'", lost)
+
+
+async def _losing(*_: Any, **__: Any) -> AsyncIterator[Any]:
+    for error in [ConnectionLost("gone")]:
+        raise error
+    yield
 
 
 @pytest.mark.parametrize("timeout", [0, -1, True, "1", float("nan")])
