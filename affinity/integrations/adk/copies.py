@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.apps import App
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
@@ -22,6 +25,17 @@ def durable_copy(agent: BaseAgent, run: StepsOfRun, steps: Mapping[str, StepOpti
     copied = agent.clone()
     _make_durable(copied, run, steps)
     return copied
+
+
+def durable_compaction(app: App) -> EventsCompactionConfig | None:
+    """Return the settings by which an app summarises earlier events, with a model whose calls are steps."""
+    config = app.events_compaction_config
+    if config is None or not isinstance(config.summarizer, LlmEventSummarizer):
+        return config  # without one, ADK takes the model of the root
+    summarizer = copy.copy(config.summarizer)
+    if not isinstance(summarizer._llm, DurableLlm):
+        summarizer._llm = DurableLlm(summarizer._llm)
+    return config.model_copy(update={"summarizer": summarizer})
 
 
 def _make_durable(agent: BaseAgent, run: StepsOfRun, steps: Mapping[str, StepOptions]) -> None:

@@ -90,8 +90,10 @@ class StepsOfRun(RecordedRun):
         if self._fatal is not None:
             raise self._fatal
 
+        agent = (request.config.labels or {}).get(_AGENT, "")
+
         async def body() -> Any:
-            found = [response async for response in _shown_to_readers(ask())]
+            found = [response async for response in (_shown_to_readers(ask()) if agent else _whole(ask()))]
             for response in found:
                 for call in response.get_function_calls():
                     call.id = call.id or f"{_ID}{secrets.token_hex(16)}"
@@ -99,12 +101,13 @@ class StepsOfRun(RecordedRun):
 
         contents = "".join(content.model_dump_json(exclude_none=True) for content in request.contents)
         digest = sha256(contents.encode()).hexdigest()
-        agent = (request.config.labels or {}).get(_AGENT, "")
         operation = Operation(_MODEL, [str(current_number.get()), agent, digest], {}, is_model=True)
         value, has_run, is_of_wake = await self._record(operation, body, "a response of the model")
         if (found := self._sessions.get(current_number.get())) is not None:
             found.is_of_wake = is_of_wake
         responses = _RESPONSES.validate_python(value)
+        if not agent:
+            return responses  # a summary of earlier events, which is for no reader
         text = "".join(map(text_of, responses))
         if is_of_wake and self._streams and not has_run and text:
             self.wake.stream(text)  # an earlier attempt has streamed it, and it was retracted
@@ -214,6 +217,13 @@ async def _shown_to_readers(responses: AsyncIterator[LlmResponse]) -> AsyncItera
             yield response
         elif unit is not None and (text := text_of(response)):
             unit.wake.stream(text)
+
+
+async def _whole(responses: AsyncIterator[LlmResponse]) -> AsyncIterator[LlmResponse]:
+    """Yield the responses that are whole."""
+    async for response in responses:
+        if not response.partial:
+            yield response
 
 
 def _to_json(result: Any) -> Any:

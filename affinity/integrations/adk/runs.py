@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from affinity.conversation import CustomToolUse, ToolConfirmation, Wake
 from affinity.errors import WakeMisuse
-from affinity.integrations.adk.copies import durable_copy
+from affinity.integrations.adk.copies import durable_compaction, durable_copy
 from affinity.integrations.adk.recording import AgentSession, HasEvents, StepsOfRun, text_of
 from affinity.integrations.adk.session_service import event_to_json, json_values
 from affinity.integrations.agent_runs import REFUSED, StepOptions, current_number, opened, put, together
@@ -147,7 +147,9 @@ class ADKRun(StepsOfRun):
         if isinstance(agent, App):
             if not isinstance(agent.root_agent, BaseAgent):
                 raise WakeMisuse(f"the root of app {agent.name!r} is no agent: a workflow of ADK cannot be recorded")
-            app = agent.model_copy(update={"root_agent": durable_copy(agent.root_agent, self, steps)})
+            copied_root = durable_copy(agent.root_agent, self, steps)
+            update = {"root_agent": copied_root, "events_compaction_config": durable_compaction(agent)}
+            app = agent.model_copy(update=update)
             return Runner(app=app, session_service=session_service, **options)
         copied = durable_copy(agent, self, steps)
         return Runner(app_name=agent.name, agent=copied, session_service=session_service, **options)

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from difflib import unified_diff
 from pathlib import Path
@@ -17,9 +17,14 @@ import anyio
 import pytest
 from google.adk.agents import BaseAgent, LlmAgent, ParallelAgent, SequentialAgent
 from google.adk.apps import App, ResumabilityConfig
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.artifacts import InMemoryArtifactService
 from google.adk.auth import AuthConfig
 from google.adk.auth.auth_schemes import CustomAuthScheme
+from google.adk.models import BaseLlm
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.adk.tools.base_tool import BaseTool
@@ -542,6 +547,50 @@ async def test_callbacks_and_plugins_of_an_app_run() -> None:
         assert (await transcript(talk))[-3:] == ["use ship", "result ship", "charge 5 done, not today"]
     assert shop.effects == {"charge 5": 1}
     assert events == ["clerk"] * 5
+
+
+@pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*:UserWarning")
+@pytest.mark.parametrize("own", [False, True], ids=["of the root", "own"])
+async def test_a_summary_of_earlier_events_is_a_step(own: bool) -> None:
+    """Of an app with compaction. Each summary is another one: made again, the run would not find its steps."""
+    shop, summaries, seen = Shop(ORDER), list[str](), list[list[str]]()
+
+    class Summarising(BaseLlm):
+        async def generate_content_async(
+            self, llm_request: LlmRequest, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
+            texts = [part.text for content in llm_request.contents for part in content.parts or [] if part.text]
+            if "conversation history" in texts[0]:
+                summaries.append(f"summary {len(summaries) + 1}")
+                content = types.ModelContent(summaries[-1])
+            else:
+                seen.append(texts)
+                results = sum(bool(part.function_response) for c in llm_request.contents for part in c.parts or [])
+                tool = ["refund", "ship"][results] if results < 2 else None
+                if results == 1 and len(seen) < 4:
+                    raise ConnectionError("429")  # behind the answer of the person
+                part = types.Part.from_function_call(name=tool, args={"cents": 5}) if tool else types.Part(text="done")
+                content = types.ModelContent([part])
+            if stream:
+                yield LlmResponse(content=content, partial=True)
+            yield LlmResponse(content=content)
+
+    shop.agent.model = model = Summarising(model="summarising")
+    summarizer = LlmEventSummarizer(llm=model) if own else None
+    config = EventsCompactionConfig(compaction_interval=1, overlap_size=0, summarizer=summarizer)
+    app = App(name="shop", root_agent=shop.agent, events_compaction_config=config)
+    async with talk_to(None, adk_conversations(app, retry=RETRY, stream=True)) as (env, talk):
+        await talk.ask(UserMessage("go"))
+        (request,) = await talk.requests()
+        await env.crash()
+        seq = await talk.answer(request.request_id, allowed=True)
+        assert (await talk.reply(seq)).text == "done"
+        assert not [text for text in await transcript(talk) if "summary" in text]
+    assert shop.effects == {"refund 5": 1, "ship 5": 1}
+    assert len(summaries) == len(set(summaries)) <= 2
+    assert {text for texts in seen for text in texts if "summary" in text} <= {"summary 1"}
+    if own:
+        assert config.summarizer is summarizer
 
 
 async def test_what_callbacks_change_is_what_the_agent_reads_and_answers() -> None:
