@@ -17,7 +17,7 @@ import anyio
 import pytest
 from pydantic import BaseModel
 from pydantic_ai import Agent
-from pydantic_ai.capabilities import RequestInput
+from pydantic_ai.capabilities import ProcessHistory, RequestInput
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationConflict
 from pydantic_ai.exceptions import CallDeferred, UserError
@@ -640,15 +640,21 @@ async def test_an_agent_that_a_tool_runs_is_part_of_the_tool_s_step() -> None:
 
 
 async def test_an_output_function_runs_in_each_attempt_and_usage_within_a_tool_is_of_one() -> None:
+    """As does a function for the history."""
     helper = Agent(Scripted(["found"]).model(), name="helper")
     model = Scripted([[call("research")], [ToolCallPart("final_result", {"weight": 3}, tool_call_id="f")]])
-    runs, requests = list[int](), list[int]()
+    runs, requests, histories = list[int](), list[int](), list[int]()
+
+    def look_at(messages: list[ModelMessage]) -> list[ModelMessage]:
+        histories.append(len(messages))
+        return messages
 
     def weigh(weight: int) -> str:
         runs.append(weight)
         return "weighed"
 
-    agent = Agent(model.model(), name="clerk", output_type=weigh, capabilities=[AffinityDurability()])
+    capabilities: list[Any] = [AffinityDurability(), ProcessHistory(look_at)]
+    agent = Agent(model.model(), name="clerk", output_type=weigh, capabilities=capabilities)
 
     @agent.tool
     async def research(ctx: RunContext[object]) -> str:
@@ -666,6 +672,7 @@ async def test_an_output_function_runs_in_each_attempt_and_usage_within_a_tool_i
     async with talk_to(None, kind) as (_, talk):
         await talk.ask(UserMessage("go"))
     assert (runs, requests, model.calls) == ([3, 3], [3, 2], {0: 1, 1: 1})
+    assert histories == [1, 3, 1, 3]
 
 
 async def test_dependencies_are_made_for_each_wake() -> None:
