@@ -95,7 +95,7 @@ def _opened_postgres(url: str) -> Iterator[_Run]:
     import psycopg  # a program with SQLite only does without
 
     try:
-        with psycopg.connect(url, autocommit=True) as connection:
+        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:  # it may be a pooler's
 
             def run(text: LiteralString, parameters: dict[str, object]) -> int:
                 with connection.transaction():

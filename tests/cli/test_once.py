@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 from affinity.cli.help import MISUSED
-from affinity.effects import table_sql
+from affinity.effects import table, table_sql
 from tests.cli.conftest import document, refused, run, succeed
 from tests.conftest import Servers
 from tests.effects.shops import Shop
+from tests.servers.pgbouncer import PROGRAM, pooler
 
 INSERT: Final = "INSERT INTO affinity_once (work, name, instance_id, activity, attempt, result, written_at) VALUES "
 
@@ -84,6 +87,27 @@ def test_more_rows_than_one_batch(directory: Path) -> None:
         connection.commit()
     assert document("once-table", "--url", url, "--delete-older-than", "1d") == {"removed": 2_001}
     assert _works(url) == []
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="this machine has no program pgbouncer")
+def test_rows_are_removed_through_a_pooler(
+    postgres_database: str, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In transaction mode, where each transaction may have another session."""
+    monkeypatch.setattr(table, "BATCH", 1)
+    settings = {"min_pool_size": 3, "server_round_robin": 1}
+    with pooler(tmp_path, postgres_database, mode="transaction", **settings) as url:
+        succeed("once-table", "--url", url)
+        for number in range(20):
+            _add_row(postgres_database, f"w{number}", 40)
+        with psycopg.connect(postgres_database, autocommit=True) as admin, psycopg.connect(url, autocommit=True):
+            question = (
+                "SELECT count(*) >= 3 FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            while admin.execute(question).fetchall() != [(True,)]:
+                time.sleep(0.05)
+        assert document("once-table", "--url", url, "--delete-older-than", "30d") == {"removed": 20}
 
 
 def test_what_is_refused(url: str) -> None:
