@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 import pytest
@@ -95,7 +95,7 @@ def test_rows_are_removed_through_a_pooler(
 ) -> None:
     """In transaction mode, where each transaction may have another session."""
     monkeypatch.setattr(table, "BATCH", 1)
-    settings = {"min_pool_size": 3, "server_round_robin": 1}
+    settings: dict[str, Any] = {"min_pool_size": 3, "server_round_robin": 1}
     with pooler(tmp_path, postgres_database, mode="transaction", **settings) as url:
         succeed("once-table", "--url", url)
         for number in range(20):
