@@ -72,6 +72,11 @@ class Payloads:
         self._left = MAX_PAGE_SHOWN
         self._parts: dict[str, Any] = {}
 
+    @property
+    def redacts(self) -> bool:
+        """Whether a value may be shown otherwise than it is."""
+        return self._redact is not show_all
+
     def text(self, kind: str, name: str, value: object) -> str:
         """A short text that may hold data, such as the message of an error."""
         return str(call("redact", self._redact, kind, name, value))

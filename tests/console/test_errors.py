@@ -44,13 +44,18 @@ async def order(ctx: OrchestrationContext) -> None:
 
 @asynccontextmanager
 async def failed_order(
-    url: str, *, codec: PayloadCodec | None = None, key: PayloadCodec | None = None, **console: Any
+    url: str,
+    *,
+    codec: PayloadCodec | None = None,
+    key: PayloadCodec | None = None,
+    instance_id: str = "o",
+    **console: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """The console, when an order has failed; ``codec``: of the worker, and ``key``: of the console."""
     options = RuntimeOptions.make(poll_interval=0.05, drain_timeout=0.1, worker_node_id="w")
     async with Worker(app, url, options, codec=codec), Client(url, codec=codec) as client:
-        await client.start(order, instance_id="o")
-        assert (await client.wait_finished("o", timeout=20)).status == "failed"
+        await client.start(order, instance_id=instance_id)
+        assert (await client.wait_finished(instance_id, timeout=20)).status == "failed"
     async with Client(url, codec=key) as client:
         made = create(client, access=lambda request: Access(ALL, "ann"), **console)
         transport = httpx.ASGITransport(app=made)
@@ -71,12 +76,28 @@ async def test_each_failed_attempt_is_on_the_page_of_its_instance(sqlite_url: st
 
 
 async def test_redaction_hides_attempts(sqlite_url: str) -> None:
-    """Their texts and their stacks."""
+    """Their texts and their stacks, also from a search, which would tell what is in a text."""
     async with failed_order(sqlite_url, redact=hide_payloads) as http:
         page = (await http.get("/instance", params={"id": "o"})).text
         assert "3 failed attempts" in page
         assert "refused" not in page
         assert "in refuse" not in page
+        for path in (
+            "/",
+            "/errors",
+            "/errors?kind=activity&name=charge&error_type=ValueError",
+            "/retries",
+            "/instances",
+        ):
+            assert "refused" not in (await http.get(path)).text, path
+        for text in ("refused", "hidden", "e"):
+            assert 'href="/instance?id=o"' not in (await http.get("/errors", params={"text": text})).text
+    async with failed_order(
+        sqlite_url, redact=lambda kind, name, value: "-" if name == "charge" else value, instance_id="p"
+    ) as http:
+        found = (await http.get("/errors", params={"text": "refused"})).text
+        assert found.count('href="/instance?id=p"') == 1
+        assert '<td class="main"><span class="id"><a href="/instance?id=p"' in found
 
 
 async def test_errors_are_grouped_with_the_instances_behind_them(sqlite_url: str) -> None:

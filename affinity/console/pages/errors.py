@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, get_args
 
 from affinity.composed.client import Client
@@ -38,6 +39,9 @@ async def errors(client: Client, query: Query, payloads: Payloads) -> dict[str, 
     if "text" in where:
         sample = await client.failures(seconds=SPANS[span]).page(limit=ROWS)
         is_encrypted = not all(each.is_readable for each in sample.items)
+        # A hit would tell what a hidden text says.
+        shown = [one for one in page.items if payloads.text("error", one.name, one.error) == one.error]
+        page = replace(page, items=shown, next=page.next if shown or not payloads.redacts else None)
     return {
         "groups": groups,
         "page": page,
