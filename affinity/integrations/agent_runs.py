@@ -29,6 +29,7 @@ from affinity.conversation import (
     Reply,
     ToolResult,
     ToolUse,
+    UserInterrupt,
     UserMessage,
     Wake,
     WakeRun,
@@ -251,8 +252,10 @@ async def opened(
 
 
 def messages_of(wake: Wake) -> list[Input]:
-    """Return number and text of the pending messages."""
-    return [(entry.seq, entry.event.text) for entry in wake.pending if isinstance(entry.event, UserMessage)]
+    """Return number and text of the pending messages. An interrupt stops those before it: they have no answer."""
+    said = [(entry.seq, entry.event.text) for entry in wake.pending if isinstance(entry.event, UserMessage)]
+    stopped = max((entry.seq for entry in wake.pending if isinstance(entry.event, UserInterrupt)), default=0)
+    return [each for each in said if each[0] > stopped]
 
 
 def shown(result: object) -> JsonValue:

@@ -361,6 +361,30 @@ async def test_of_a_run_that_an_interrupt_ends_no_item_stays() -> None:
     assert shop.effects == {"charge 5": 2}
 
 
+async def test_an_interrupt_stops_the_answer(server: str | None) -> None:
+    """Of a run that is under way. Its message is not answered anew, and a message behind the interrupt is."""
+    shop, runs = Shop(ORDER), anyio.Event()
+
+    async def hold(tool: str) -> None:
+        if tool == "ship":
+            runs.set()
+            await anyio.sleep_forever()
+
+    shop.interrupt = hold
+    async with talk_to(server, shop.conversations()) as (env, talk):
+        seq = await talk.send(UserMessage("go"))
+        with anyio.fail_after(PATIENCE):
+            await runs.wait()
+        await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq)).text == ""
+        await env.run_until_idle()
+        assert shop.effects == {"charge 5": 1, "ship 5": 1}
+        shop.model.script = ["hello again"]
+        assert (await talk.ask(UserMessage("again"))).text == "hello again"
+        state = await state_of(env)
+        assert [item["content"] for item in state.items if item.get("role") == "user"] == ["again"]
+
+
 async def test_a_fork_answers_a_request_by_itself() -> None:
     """What the agent did before is not done again. A fork at an earlier entry knows what ``rebuild`` makes of it."""
 

@@ -326,6 +326,28 @@ async def test_an_interrupt_ends_the_run() -> None:
         assert shop.model.calls == {0: 2, 1: 2}
 
 
+async def test_an_interrupt_stops_the_answer() -> None:
+    """Of a run that is under way. Its message is not answered anew, and a message behind the interrupt is."""
+    shop, runs = Shop(ORDER), anyio.Event()
+
+    async def hold(tool: str) -> None:
+        if tool == "ship":
+            runs.set()
+            await anyio.sleep_forever()
+
+    shop.interrupt = hold
+    async with talk_to(None, shop.conversations()) as (env, talk):
+        seq = await talk.send(UserMessage("go"))
+        with anyio.fail_after(PATIENCE):
+            await runs.wait()
+        await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq)).text == ""
+        await env.run_until_idle()
+        assert set(shop.effects.values()) == {1}
+        shop.model.script = ["hello again"]
+        assert (await talk.ask(UserMessage("again"))).text == "hello again"
+
+
 async def test_the_client_runs_a_deferred_tool() -> None:
     model = Scripted([[call("look", at="x")], "{0}"])
     agent = Agent(model.model(), name="clerk", capabilities=[AffinityDurability()])

@@ -39,9 +39,11 @@ from affinity.conversation import (
     ConfirmationAnswer,
     CustomToolResult,
     CustomToolUse,
+    JournalEntry,
     JournalEvent,
     RequestEvent,
     RequestExpired,
+    UserInterrupt,
     UserMessage,
     WakeRun,
 )
@@ -392,15 +394,23 @@ class _Runner:
 
 async def _inputs(wake: Wake, read: int | None) -> Sequence[JournalEvent]:
     """Return the inputs that the graph has not got. None of the thread's checkpoints says what it has got: those of
-    this wake.
+    this wake. An interrupt stops what came before it.
     """
-    if read is None:
-        return [event for event in wake.events if not _is_answer(event)]
     found: list[JournalEvent] = []
+
+    def take(entries: Sequence[JournalEntry]) -> None:
+        for entry in entries:
+            if isinstance(entry.event, UserInterrupt):
+                found.clear()
+            if not _is_answer(entry.event):
+                found.append(entry.event)
+
+    if read is None:
+        take(wake.pending)
+        return found
     while read < wake.read_up_to:
         entries = await wake.history(after=read, before=wake.read_up_to + 1, limit=_PAGE)
-        inputs = (each for each in entries if each.wake_id is None and not each.kind.startswith("conversation."))
-        found += [each.event for each in inputs if not _is_answer(each.event)]
+        take([each for each in entries if each.wake_id is None and not each.kind.startswith("conversation.")])
         if len(entries) < _PAGE:
             break
         read = entries[-1].seq

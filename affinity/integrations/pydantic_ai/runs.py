@@ -114,7 +114,8 @@ async def agent_run(
         name: of the run; see `affinity.Wake.run`.
         transcript: whether calls of tools, their results, and what the model says beside them become entries of the
             journal.
-        inputs: number and text of each message that a new run answers; None: the pending messages of the wake.
+        inputs: number and text of each message that a new run answers; None: the pending messages of the wake, behind
+            its last interrupt.
 
     Raises:
         InvalidId, WakeMisuse, SessionError: see `affinity.Wake.run`.

@@ -326,6 +326,30 @@ async def test_a_message_that_comes_while_the_agent_waits_is_read_next() -> None
     assert shop.effects == {"charge 5": 2, "refund 5": 1}
 
 
+async def test_an_interrupt_stops_the_answer() -> None:
+    """Of a run that is under way. Its message is not answered anew, and a message behind the interrupt is."""
+    shop, runs = Shop(ORDER), anyio.Event()
+
+    async def hold(tool: str) -> None:
+        if tool == "ship":
+            runs.set()
+            await anyio.sleep_forever()
+
+    shop.interrupt = hold
+    async with talk_to(None, shop.conversations()) as (env, talk):
+        seq = await talk.send(UserMessage("go"))
+        with anyio.fail_after(PATIENCE):
+            await runs.wait()
+        await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq)).text == ""
+        await env.run_until_idle()
+        assert shop.effects == {"charge 5": 1, "ship 5": 1}
+        assert (await state_of(env)).events == []
+        shop.model.script = ["hello again"]
+        assert (await talk.ask(UserMessage("again"))).text == "hello again"
+        assert shop.model.read[-1] == ["again"]
+
+
 async def test_an_agent_that_asks_for_a_credential_ends_the_wake() -> None:
     """No request stands for it."""
     shop = Shop([["log_in"], "{0}"])

@@ -422,6 +422,31 @@ async def test_an_interrupt_of_a_person_ends_the_run(url: str, saver: AffinitySa
         assert await answer(talk, result=1) == "one two 1"
 
 
+async def test_messages_before_an_interrupt_of_a_person_are_not_answered(url: str, saver: AffinitySaver) -> None:
+    """Neither the one whose run it stops, nor one that has waited for the end of a run."""
+    runs, begins = list[str](), anyio.Event()
+
+    async def works(state: Log) -> Log:
+        runs.append(state["said"][-1])
+        if state["said"][-1] == "one":
+            begins.set()
+            await anyio.sleep_forever()
+        return {"said": [str(interrupt("how many?"))]}
+
+    async with talking(url, chain(saver, works=works), **LOG) as talk:
+        seq = await talk.send(UserMessage("one"))
+        await begins.wait()
+        await talk.interrupt(cancel_running=True)
+        assert (await talk.reply(seq, timeout=PATIENCE)).text == ""
+        assert runs == ["one"]
+        assert await ask(talk, "two") == ""
+        assert await ask(talk, "three") == ""
+        await talk.reply(await talk.interrupt(), timeout=PATIENCE)
+        assert await ask(talk, "four") == ""
+        assert await answer(talk, result=4) == "one two four 4"
+        assert runs == ["one", "two", "four", "four"]
+
+
 @pytest.mark.parametrize("next_one", ["ends", "asks"])
 async def test_what_a_program_has_answered_waits_for_no_one(url: str, saver: AffinitySaver, next_one: str) -> None:
     """The next wake withdraws the request for the interrupt that ``update_state`` has put aside."""
