@@ -314,6 +314,7 @@ class WaitingState(BaseModel):
     waiting: list[Input] = Field(default_factory=list)  # messages that came while the agent waited
     is_paused: bool = False  # a run waits for an answer
     calls: list[str] = Field(default_factory=list)  # ids of its calls without a result
+    taken: list[int] = Field(default_factory=list)  # numbers of messages that a run has, and that no wake has processed
 
 
 async def answer_messages(
@@ -326,6 +327,8 @@ async def answer_messages(
     """
     is_interrupted = wake.interrupt is not None
     left = messages_of(wake) if is_interrupted else [*state.waiting, *messages_of(wake)]
+    taken = {*state.taken}
+    left = [each for each in left if each[0] not in taken]
     is_paused = state.is_paused and not is_interrupted
     if is_interrupted:
         for tool_use_id in state.calls:
@@ -333,12 +336,14 @@ async def answer_messages(
     state.calls = state.calls if is_paused else []
     while left or is_paused:
         run = await answer(left)
-        left = [each for each in left if each[0] not in run.numbers]
+        taken.update(run.numbers)
+        left = [each for each in left if each[0] not in taken]
         is_paused = run.is_paused
         state.calls = run.open_calls if is_paused else []
         if is_paused:
             break
     state.waiting, state.is_paused = left, is_paused
+    state.taken = sorted(number for number in taken if number > wake.read_up_to)
 
 
 def append_answer(wake: Wake, output: object) -> None:

@@ -385,6 +385,32 @@ async def test_an_interrupt_stops_the_answer(server: str | None) -> None:
         assert [item["content"] for item in state.items if item.get("role") == "user"] == ["again"]
 
 
+@pytest.mark.parametrize("asks", [False, True])
+async def test_messages_of_a_wake_that_fails_for_good_are_answered_once(url: str, asks: bool) -> None:
+    """They are tried one by one: the first of these wakes goes on in the run, which has them all."""
+    shop = Shop(REFUND if asks else ORDER)
+    shop.model.failures[1] = 2
+    kind = openai_conversations(shop.agent, retry=affinity.RetryPolicy(max_attempts=2, initial_interval=0.01))
+    app = affinity.App("agents")
+    app.include(kind)
+    async with Client(url) as client:
+        talk = client.conversation(kind, "c")
+        first, second = [await talk.send(UserMessage(text)) for text in ("a", "b")]
+        with anyio.fail_after(PATIENCE):
+            async with affinity.Worker(app, url):
+                reply = await talk.reply(first)
+                assert (await talk.reply(second)).text == ""
+                if asks:
+                    (request,) = await talk.requests()
+                    reply = await talk.reply(await talk.answer(request.request_id, allowed=True))
+                assert reply.text == f"charge 5 done, {'refund' if asks else 'ship'} 5 done"
+                state = OpenAIState.model_validate_json((await client.session_manager.show("c")).state)
+                assert (await talk.ask(UserMessage("c"))).requires_action is asks
+    assert [item["content"] for item in state.items if item.get("role") == "user"] == ["a\nb"]
+    assert (state.waiting, state.taken, state.is_paused) == ([], [], False)
+    assert shop.effects["charge 5"] == 2
+
+
 async def test_a_fork_answers_a_request_by_itself() -> None:
     """What the agent did before is not done again. A fork at an earlier entry knows what ``rebuild`` makes of it."""
 
