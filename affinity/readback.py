@@ -24,7 +24,8 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 from pydantic import BaseModel, Secret, SecretBytes, SecretStr, TypeAdapter
 from pydantic_core import from_json, to_json
 
-from affinity.user_code import pass_interrupt
+from affinity.errors import problem_of
+from affinity.user_code import as_error, pass_interrupt
 
 __all__ = [
     "json_of",
@@ -204,8 +205,11 @@ def find_part(value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
 
 
 def find_loss(given: Any, read: Any) -> str | None:
-    """What of ``given`` is not in ``read``, with its place; None: nothing is lost."""
-    found = _loss(given, read)
+    """What of ``given`` is not in ``read``, with its place, or what its class has raised; None: nothing is lost."""
+    try:
+        found = _loss(given, read)
+    except BaseException as error:  # of a class of the application
+        return problem_of(as_error(error))
     if found is None:
         return None
     place, _, reason = found.partition(_REASON)

@@ -160,6 +160,38 @@ KEPT: Final[list[tuple[str, Any, Callable[[], Any]]]] = [
 ]
 """Kinds of values that are read back as they were given."""
 
+
+def contains_itself() -> list[Any]:
+    items: list[Any] = []
+    items.append({"items": items})
+    return items
+
+
+class Chained(BaseModel):
+    next: Any = None
+
+
+def chained() -> Chained:
+    first = Chained()
+    first.next = [first]
+    return first
+
+
+class Hostile(dict[str, int]):
+    """A class of the application whose methods raise."""
+
+    def __init__(self) -> None:
+        super().__init__(a=1)
+
+    def items(self) -> Any:
+        raise LookupError("the items of a class")
+
+    def __eq__(self, other: object) -> bool:
+        raise LookupError("the items of a class")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 REFUSED: Final[list[tuple[str, Any, Callable[[], Any], str]]] = [
     (
         "subclass",
@@ -184,6 +216,9 @@ REFUSED: Final[list[tuple[str, Any, Callable[[], Any], str]]] = [
     ("enum_of_a_tuple", Color, lambda: Color.PAIR, "red"),
     ("key_of_no_field", Movie, lambda: {"title": "a", "year": 1999}, "Movie|other keys"),
     ("writes_something_else", Annotated[int, PlainSerializer(lambda n: n + 1)], lambda: 1, "1 is read back as 2"),
+    ("contains_itself", Any, contains_itself, "Circular reference"),
+    ("model_contains_itself", Chained, chained, "Circular reference"),
+    ("class_that_raises", Any, Hostile, "the items of a class"),
     ("iterator_within", dict[str, list[int]], lambda: {"a": iter([1])}, r"\['a'\]: an iterator can be read once"),
 ]
 """Kinds of values that a reader would not get."""

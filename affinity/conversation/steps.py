@@ -607,6 +607,22 @@ def _read_result_type(function: Callable[..., Any]) -> Any:
 
 
 def digest_of(args: Sequence[Any]) -> str:
-    """Return a digest that tells arguments apart. A value without a JSON form counts by its type."""
-    text = to_json(list(args), inf_nan_mode="strings", fallback=lambda value: str(type(value)))
+    """Return a digest that tells arguments apart. A value without a JSON form counts by its type; so does an argument
+    that contains itself, or half of a character.
+    """
+    try:
+        text = _digested(list(args))
+    except ValueError:
+        text = b"[" + b",".join(map(_digested_alone, args)) + b"]"
     return sha256(text).hexdigest()[:32]
+
+
+def _digested(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="strings", fallback=lambda part: str(type(part)))
+
+
+def _digested_alone(argument: object) -> bytes:
+    try:
+        return _digested(argument)
+    except ValueError:
+        return _digested(str(type(argument)))

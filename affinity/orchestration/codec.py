@@ -96,7 +96,12 @@ class Codec:
     def _refuse_unread(self, value: Any) -> None:
         """Refuse a value of which a part was not awaited; or is an iterator, whose items may be used up by the try."""
         for kind, remedy in _NOT_VALUES:
-            if (place := find_part(value, kind)) is not None:
+            try:
+                place = find_part(value, kind)
+            except BaseException as error:  # the value contains itself, or a class of the application has raised it
+                pass_interrupt(error)
+                return
+            if place is not None:
                 raise self._refusal(f"{place.removeprefix('.') or 'value'}: {remedy}")
 
     def _check_size(self, text: str) -> None:

@@ -107,6 +107,27 @@ async def test_a_step_whose_arguments_have_changed_is_another_step() -> None:
     assert runs == [0, 1, 2]
 
 
+async def test_an_argument_without_a_json_form_counts_by_its_type(server: str | None) -> None:
+    """One that contains itself too, or half of a character: its step is found again, beside the other arguments."""
+    runs: list[int] = []
+    items: list[Any] = []
+    items.append(items)
+
+    async def count(number: int, *rest: object) -> int:
+        runs.append(number)
+        return number
+
+    async def handler(wake: Wake, chat: Chat) -> None:
+        for rest in ([items], [object()], ["\ud800"]):
+            await wake.step("count", count, 1, *rest)
+            await wake.step("count", count, 2, *rest)
+        Failing()(wake)
+
+    async with talk_to(server, handler) as (_, talk):
+        await talk.ask(UserMessage("x"))
+    assert runs == [1, 2, 1, 2, 1, 2]
+
+
 @pytest.mark.parametrize("repeat", ["always", "never"])
 async def test_steps_of_one_name_run_at_the_same_time_without_keys(server: str | None, repeat: Any) -> None:
     """Each is known by its arguments, and by its place among its equals, in whatever order the next attempt begins."""
