@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from math import ceil, isfinite
-from typing import Any, Final, TypeGuard, get_args
+from typing import Any, Final, TypeGuard, TypeVar, get_args
 
 from pydantic_core import from_json
 
-from affinity.errors import InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
+from affinity.errors import AffinityError, InvalidId, InvalidInput, InvalidOptions, PayloadTooLarge
 
 __all__ = [
     "MAX_BATCH",
@@ -26,6 +26,8 @@ __all__ = [
     "seconds_of",
     "truncate",
 ]
+
+T = TypeVar("T")
 
 _SHOWN_BITS: Final = 128
 
@@ -586,6 +588,22 @@ def check_integer(value: object, what: str, least: int = 0, most: int = MAX_INTE
     if type(value) is not int or not least <= value <= most:
         raise InvalidOptions(f"{what} must be an integer from {least} to {most}, not {_shown(value)}")
     return value
+
+
+def check_items(items: Iterable[T], what: str, *, error: type[AffinityError] = InvalidOptions) -> tuple[T, ...]:
+    """Return several items as a tuple.
+
+    Args:
+        items: a list, say. A text counts as one item.
+        what: names them in the error.
+        error: that is raised.
+
+    Raises:
+        AffinityError: one item was given in place of a list.
+    """
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise error(f"{what} must be a list: put {_shown(items)} in brackets")
+    return tuple(items)
 
 
 def check_limit(limit: object, most: int = MAX_PAGE, name: str = "limit") -> None:

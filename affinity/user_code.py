@@ -13,6 +13,7 @@ program.
 from __future__ import annotations
 
 import decimal
+import inspect
 import opcode
 import sys
 from collections.abc import Callable
@@ -21,12 +22,21 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from affinity.errors import CodeExited, OrchestrationMisuse, decisive_error, errors_in, text_of_error
+from affinity.errors import (
+    AffinityError,
+    CodeExited,
+    InvalidOptions,
+    OrchestrationMisuse,
+    decisive_error,
+    errors_in,
+    text_of_error,
+)
 from affinity.limits import MAX_ERROR_NAMES, truncate
 
 __all__ = [
     "as_error",
     "call_sync",
+    "check_function",
     "describe_error",
     "refuse_in_orchestration",
 ]
@@ -63,6 +73,32 @@ def describe_error(error: BaseException) -> tuple[str, str]:
         parts = [f"{type(each).__name__}: {text_of_error(each)}" for each in islice(errors_in(error), MAX_ERROR_NAMES)]
         message = "; ".join([message, *parts])
     return type(error).__name__, truncate(message)
+
+
+def check_function(function: object, what: str, *parameters: str, error: type[AffinityError] = InvalidOptions) -> None:
+    """Refuse, where it is given, what cannot be called with these arguments: its first call may come much later.
+
+    Args:
+        function: that was given.
+        what: names it in the error.
+        parameters: names of the arguments, which are given by position.
+        error: that is raised.
+
+    Raises:
+        AffinityError: it cannot be called, or takes other arguments.
+    """
+    form = f"({', '.join(parameters)})"
+    if not callable(function):
+        raise error(f"{what} must be a function {form}, not {function!r:.80}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function without a signature
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as problem:
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        raise error(f"{what} must be a function {form}, and {name}{signature} is not: {problem}") from None
 
 
 def is_interactive() -> bool:

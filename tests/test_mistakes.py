@@ -11,6 +11,8 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Optional, get_args
 
 import anyio
@@ -18,13 +20,18 @@ import pytest
 from pydantic import BaseModel
 
 import affinity
+import affinity.console
 from affinity import RetryPolicy, RuntimeOptions, agent, errors
+from affinity.agent.purse import Purse
 from affinity.client.calls import check_quotas
 from affinity.conversation import UserMessage
 from affinity.errors import (
+    AffinityError,
     InvalidApp,
     InvalidInput,
+    InvalidLimit,
     InvalidOptions,
+    InvalidUrl,
     OrchestrationFailed,
     OrchestrationMisuse,
 )
@@ -188,6 +195,107 @@ def test_a_function_of_a_wrong_form_is_refused(text: str, register: Callable[[],
 )
 def test_the_form_that_the_message_names_passes(register: Callable[[], object]) -> None:
     register()
+
+
+def takes_nothing() -> None: ...
+
+
+def takes_one(value: object) -> None: ...
+
+
+def takes_two(first: object, second: object) -> None: ...
+
+
+def takes_three(first: object, second: object, third: object) -> None: ...
+
+
+WRONG: Final[Any] = "support:app"
+KEYED: Final = affinity.Limit("mistakes", concurrency=1, keyed=True)
+RATED: Final = affinity.Limit("rated", rate=affinity.Rate(1, per=1))
+WAKE: Final[Any] = None  # the mistake is found before the wake is used
+CALLBACKS: Final[dict[str, tuple[Callable[[Any], object], Callable[..., None]]]] = {
+    "open of a resource": (lambda f: affinity.Resource(open=f), takes_one),
+    "close of a resource": (lambda f: affinity.Resource(open=takes_one, close=f), takes_two),
+    "key of a resource": (lambda f: affinity.Resource(open=takes_one, key=f), takes_one),
+    "create of a resource": (lambda f: affinity.Resource(name="r", create=f, destroy=takes_two), takes_two),
+    "destroy of a resource": (lambda f: affinity.Resource(name="r", create=takes_two, destroy=f), takes_two),
+    "initial": (lambda f: affinity.Sessions(State, initial=f), takes_one),
+    "metadata": (lambda f: affinity.Sessions(State, metadata=f), takes_one),
+    "dispose": (lambda f: affinity.Sessions(State, dispose=f), takes_two),
+    "size_of": (lambda f: affinity.Sessions(State, size_of=f), takes_one),
+    "to_record": (lambda f: affinity.Sessions(State, record=State, to_record=f), takes_one),
+    "from_record": (lambda f: affinity.Sessions(State, record=State, from_record=f), takes_one),
+    "the migration from 1 to 2": (
+        lambda f: affinity.Sessions(State, kind="mistakes").register_migration(1, 2, f),
+        takes_one,
+    ),
+    "hydrate": (lambda f: affinity.SessionCache[State](hydrate=f), takes_one),
+    "checkpoint": (lambda f: affinity.SessionCache[State](checkpoint=f), takes_two),
+    "rebuild": (lambda f: affinity.Conversations(State, rebuild=f), takes_one),
+    "priority": (lambda f: affinity.Conversations(State, priority=f), takes_one),
+    "the function of limit 'mistakes'": (KEYED.by, takes_one),
+    "middleware": (lambda f: affinity.App().middleware(f), takes_two),
+    "observer": (lambda f: affinity.App().observe_turns(f), takes_one),
+    "confirm": (lambda f: agent.tool(confirm=f)(nothing), takes_one),
+    "resource": (lambda f: agent.tool(resource=f)(nothing), takes_one),
+    "describe": (lambda f: agent.tool(describe=f)(nothing), takes_one),
+    "count_tokens": (lambda f: agent.ContextWindow(max_tokens=1, count_tokens=f), takes_one),
+    "summarise": (lambda f: agent.ContextWindow(max_bytes=1, summarise=f), takes_one),
+    "cost": (lambda f: Purse(WAKE, RATED, f), takes_one),
+    "access": (lambda f: affinity.console.create("sqlite:///mistakes.db", access=f), takes_one),
+    "redact": (lambda f: affinity.console.create("sqlite:///mistakes.db", redact=f), takes_three),
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_callback_that_cannot_be_called_is_refused_where_it_is_given(name: str) -> None:
+    """And not when it is first needed: a resource that could not be closed was left open, with a line of the log."""
+    give, right = CALLBACKS[name]
+    give(right)
+    give(lambda *values: None)
+    for wrong in (takes_nothing, takes_three if right is takes_one else takes_one, lambda *, named: None):
+        with pytest.raises((InvalidApp, InvalidOptions, InvalidLimit), match=f"{name}.* must be a function"):
+            give(wrong)
+    with pytest.raises((InvalidApp, InvalidOptions, InvalidLimit)):
+        give(5.5)
+
+
+LISTS: Final[dict[str, Callable[[Any], object]]] = {
+    "limits": lambda one: affinity.App(limits=one),
+    "events": lambda one: affinity.Conversations(State, events=one),
+    "readable": lambda one: affinity.Conversations(State, readable=one),
+    "middleware": lambda one: affinity.Client("sqlite:///mistakes.db", middleware=one),
+    "listeners": lambda one: affinity.Worker(affinity.App(), "sqlite:///mistakes.db", listeners=one),
+    "at": lambda one: affinity.App().schedule("x", "y", at=one),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("one", [KEYED, UserMessage, "support", takes_two, datetime.now(UTC), 5])
+def test_one_item_in_place_of_a_list_is_refused(name: str, one: object) -> None:
+    with pytest.raises(AffinityError, match=f"^{name} must be a list: put .* in brackets$"):
+        LISTS[name](one)
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("a worker runs an affinity.App, not 'support:app'", lambda: affinity.Worker(WRONG, "sqlite:///mistakes.db")),
+        ("options must be RuntimeOptions", lambda: affinity.Worker(affinity.App(), "sqlite:///mistakes.db", WRONG)),
+    ],
+)
+def test_a_worker_refuses_what_is_of_another_type(text: str, make: Callable[[], object]) -> None:
+    with pytest.raises((InvalidApp, InvalidOptions), match=text):
+        make()
+
+
+@pytest.mark.parametrize("url", [None, Path("mistakes.db"), b"sqlite:///mistakes.db"])
+async def test_a_url_that_is_no_text_is_refused(url: Any) -> None:
+    for opened in (affinity.Worker(affinity.App(), url), affinity.Client(url)):
+        with pytest.raises(InvalidUrl, match="URL must be a text, as "):
+            await opened.__aenter__()
+    with pytest.raises(InvalidUrl, match="must be a text"):
+        await affinity.migrate(url)
 
 
 # --- where an orchestration runs --------------------------------------------------------------------------------------

@@ -47,9 +47,10 @@ from affinity.conversation.sections import Section
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidOptions, NotSerializable, PayloadTooLarge, WakeMisuse, problem_of
 from affinity.flow.limit import Limit, LimitKey
-from affinity.limits import MAX_ID_BYTES, check_choice, truncate
+from affinity.limits import MAX_ID_BYTES, check_choice, check_items, truncate
 from affinity.tasks import call_any, call_here
 from affinity.tracing import annotate, rename, usage_attributes
+from affinity.user_code import check_function
 
 MAX_ROUNDS: Final = 64
 """Default of ``max_rounds``."""
@@ -165,9 +166,10 @@ async def run_loop(
         raise InvalidOptions("summarise is for the transcript that is read from the journal: do not give transcript=")
     if cost is not None and budget is None:
         raise InvalidOptions("cost is of a budget: give budget=, such as tokens.key(owner)")
+    check_function(model, "model", "request")
     purse = None if budget is None else Purse(wake, budget, cost)
     prompts = [system] if isinstance(system, str) else list(system)
-    named = tools_by_name(tools, builtins)
+    named = tools_by_name(check_items(tools, "tools"), check_items(builtins, "builtins"))
     section = wake.section("loop")
     if transcript is None:
         before = await read_transcript(wake, section, render, context)

@@ -10,7 +10,7 @@ from affinity.conversation.wake import Wake
 from affinity.errors import InvalidLimit, InvalidOptions, WakeMisuse
 from affinity.flow.limit import Limit, LimitKey
 from affinity.tracing import usage_attributes
-from affinity.user_code import call_sync
+from affinity.user_code import call_sync, check_function
 
 Cost: TypeAlias = Callable[[Mapping[str, int]], int]
 """Returns the units of a budget that an answer of the model costs, by its usage."""
@@ -26,7 +26,10 @@ class Purse:
 
         Raises:
             InvalidLimit: it is no limit, has no rate, or has keys and none is named.
+            InvalidOptions: ``cost`` takes other arguments.
         """
+        if cost is not None:
+            check_function(cost, "cost", "usage")
         limit = budget.limit if isinstance(budget, LimitKey) else budget
         if not isinstance(limit, Limit):
             raise InvalidLimit(f"a budget is a Limit, or a key of one as tokens.key('acme'), not {budget!r:.200}")

@@ -20,7 +20,7 @@ from affinity.orchestration import ActivityContext
 from affinity.readback import json_of
 from affinity.session import Resource
 from affinity.tasks import call_any
-from affinity.user_code import as_error, call_sync
+from affinity.user_code import as_error, call_sync, check_function
 
 T = TypeVar("T")
 
@@ -125,8 +125,9 @@ class Tool:
         """Check the options.
 
         Raises:
-            InvalidOptions: neither function nor arguments are given, the function's parameters have no schema, or
-                ``repeat`` or ``confirm_within`` is none of its values.
+            InvalidOptions: neither function nor arguments are given, the function's parameters have no schema,
+                ``repeat`` or ``confirm_within`` is none of its values, or an option is a function that takes other
+                arguments.
             InvalidId: the name is not a valid id.
         """
         check_id(self.name, "tool name")
@@ -135,6 +136,13 @@ class Tool:
             seconds_of(f"tool {self.name!r}: confirm_within", self.confirm_within)
         if self.function is None and self.arguments is None:
             raise InvalidOptions(f"tool {self.name!r}: give the function, or the arguments of one that the client runs")
+        for given, what, parameter in (
+            (self.confirm, "confirm", "arguments"),
+            (self.resource, "resource", "arguments"),
+            (self.describe, "describe", "call"),
+        ):
+            if not (given is None or isinstance(given, bool if what == "confirm" else str)):
+                check_function(given, f"tool {self.name!r}: {what}", parameter)
         _ = self.parameters
 
     @cached_property

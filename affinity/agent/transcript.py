@@ -41,6 +41,7 @@ from affinity.conversation.wake import Wake
 from affinity.errors import InvalidInput, InvalidOptions
 from affinity.redaction import redacted
 from affinity.tasks import call_any
+from affinity.user_code import check_function
 
 HISTORY: Final = 1_000
 """Entries of the journal that are the transcript at most: the last ones."""
@@ -56,7 +57,8 @@ class ContextWindow:
     """How much of the transcript a model is given: whole turns, the last ones; the last one in any case.
 
     Raises:
-        InvalidOptions: not one of the bounds is given, or ``max_tokens`` without ``count_tokens``.
+        InvalidOptions: not one of the bounds is given, ``max_tokens`` without ``count_tokens``, or a function takes
+            other arguments.
     """
 
     max_bytes: int | None = None  # of the events as JSON
@@ -74,6 +76,12 @@ class ContextWindow:
             raise InvalidOptions("a ContextWindow has max_bytes or max_tokens: give one of them")
         if self.max_tokens is not None and self.count_tokens is None:
             raise InvalidOptions("max_tokens needs count_tokens, which says how many tokens an event has")
+        for function, what, parameter in (
+            (self.count_tokens, "count_tokens", "event"),
+            (self.summarise, "summarise", "events"),
+        ):
+            if function is not None:
+                check_function(function, f"{what} of a ContextWindow", parameter)
         if type(self.bound) is not int or self.bound < 1:
             raise InvalidOptions(f"the bound of a ContextWindow is an integer from 1, not {self.bound!r}")
 

@@ -23,8 +23,8 @@ from affinity.client.changes import Changes, ChangeScope
 from affinity.client.middleware import CallOperation, ClientCall, ClientMiddleware
 from affinity.client.parts import ClientPart, ClientServices
 from affinity.client.replies import Replies
-from affinity.errors import ClientError, InvalidOptions, ProviderError
-from affinity.limits import check_id
+from affinity.errors import ClientError, InvalidApp, InvalidOptions, ProviderError
+from affinity.limits import check_id, check_items
 from affinity.orchestration.middleware import check_middleware
 from affinity.payloads import Blobs, PayloadCodec, check_blobs, check_codec, open_coded
 from affinity.provider.contract import FINISHED, InstanceInfo, Provider
@@ -205,9 +205,9 @@ class ClientBase(AsyncBlock):
         middleware: Sequence[ClientMiddleware] = (),
     ) -> None:
         refuse_in_orchestration("a Client")
-        for function in middleware:
+        self._middleware = check_items(middleware, "middleware", error=InvalidApp)
+        for function in self._middleware:
             check_middleware(function)
-        self._middleware = tuple(middleware)
         self._url = url
         self._codec = check_codec(codec)
         self._blobs = check_blobs(blobs)

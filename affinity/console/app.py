@@ -38,6 +38,7 @@ from affinity.console.rendering import render, static_file, static_version
 from affinity.console.requests import COOKIE, HEADERS, Refused, new_secret, read_form, token_of
 from affinity.console.times import FIELD, keep_choice, to_last_choice, zone_of
 from affinity.redaction import redacted
+from affinity.user_code import check_function
 
 logger: logging.Logger = logging.getLogger("affinity.console")
 
@@ -110,8 +111,10 @@ def create(
 
     Raises:
         InvalidOptions: an address of a link is not absolute, or has a name that does not exist; or an address of a view
-            is that of no page.
+            is that of no page; or a function takes other arguments.
     """
+    check_function(access, "access", "request")
+    check_function(redact, "redact", "kind", "name", "value")
     return Console(database, access, redact, origins=origins, links=Links(links), views=check_views(views))
 
 

@@ -17,7 +17,7 @@ from affinity.flow.limit import Limit, LimitBy, LimitKey
 from affinity.limits import MAX_GATE_LIMITS
 from affinity.orchestration import ActivityFuture
 from affinity.orchestration.gates import LimitUse, check_priority, check_uses, gate_of, read_gate
-from affinity.user_code import call_sync
+from affinity.user_code import call_sync, check_function
 
 WakeLimit: TypeAlias = Limit | LimitKey | LimitBy
 """A limit at which wakes wait: the same for all conversations of a kind, or a key of it by conversation."""
@@ -67,7 +67,8 @@ def gates_of(limits: Iterable[object], priority: object) -> WakeGates:
         raise InvalidLimit(f"a wake has at most {MAX_GATE_LIMITS} limits, not {len(given)}")
     check_uses([limit for limit in given if not isinstance(limit, LimitBy)])
     if callable(priority):
-        return WakeGates(given, priority)
+        check_function(priority, "priority", "info")
+        return WakeGates(given, cast(WakePriority, priority))
     try:
         return WakeGates(given, check_priority(priority))
     except InvalidInput as error:

@@ -26,14 +26,14 @@ from affinity.conversation.scheduled import register as register_scheduled
 from affinity.conversation.wake import Wake
 from affinity.errors import InvalidApp, InvalidLimit, InvalidOptions
 from affinity.flow.declaring import declare_limits
-from affinity.limits import MAX_CYCLES, check_id, check_integer, seconds_of
+from affinity.limits import MAX_CYCLES, check_id, check_integer, check_items, seconds_of
 from affinity.orchestration import ActivityContext, KernelApp, OrchestrationContext, RetryPolicy
 from affinity.orchestration.definitions import Prefetch, is_async, refuse_other_context, refuse_unbound
 from affinity.records import SessionMetadata, SessionState
 from affinity.schedules import ScheduleTarget
 from affinity.session import OpenSession, Sessions, StateCodec
 from affinity.tasks import call_here
-from affinity.user_code import is_rerun
+from affinity.user_code import check_function, is_rerun
 
 S = TypeVar("S")
 
@@ -128,11 +128,14 @@ class Conversations(Sessions[S]):
         self.retry: RetryPolicy = RetryPolicy()
         self.max_cycles: int = DEFAULT_CYCLES
         self.wake_timeout: float | None = None
-        self.readable: frozenset[str] = frozenset(check_id(name, "kind") for name in readable)
+        self.readable: frozenset[str] = frozenset(check_id(name, "kind") for name in check_items(readable, "readable"))
         bounds, waits = _split_limits(limits)
         self.gates: WakeGates = gates_of(waits, priority)
-        self.spec: ConversationKind = ConversationKind(name=self.kind, types=EventTypes(events), limits=bounds)
+        types = EventTypes(check_items(events, "events"))
+        self.spec: ConversationKind = ConversationKind(name=self.kind, types=types, limits=bounds)
         self._app: KernelApp | None = None
+        if rebuild is not None:
+            check_function(rebuild, "rebuild", "entries")
         self._rebuild = rebuild
 
     @overload

@@ -9,6 +9,7 @@ from typing import Final, cast
 from affinity.errors import InvalidLimit
 from affinity.flow.limit import Limit, limit_of, mark_declared
 from affinity.flow.store.contract import LimitSpec
+from affinity.limits import check_items
 from affinity.orchestration import KernelApp
 from affinity.orchestration.definitions import ActivityDefinition
 from affinity.user_code import is_interactive
@@ -49,10 +50,10 @@ class LimitDeclarations(KernelApp):
         """See `affinity.App`.
 
         Raises:
-            InvalidLimit: one is no limit, or two of one name have other bounds.
+            InvalidLimit: one is no limit, they are no list, or two of one name have other bounds.
         """
         super().__init__(name)
-        declare_limits(self, limits)
+        declare_limits(self, check_items(limits, "limits", error=InvalidLimit))
 
     @property
     def limits(self) -> Mapping[str, Limit]:

@@ -11,7 +11,7 @@ from affinity.errors import InvalidId, InvalidLimit, InvalidOptions
 from affinity.flow.store.contract import LimitSpec, RateBound
 from affinity.limits import MAX_WEIGHT, check_id, check_integer, is_number, seconds_of
 from affinity.orchestration.gates import LimitUse
-from affinity.user_code import call_sync
+from affinity.user_code import call_sync, check_function
 
 MIN_SECONDS: Final = 0.1
 """Shortest window of a rate, and shortest ``aging``."""
@@ -132,12 +132,11 @@ class Limit:
             units: that one piece of work counts in the rate, if the function returns a text.
 
         Raises:
-            InvalidLimit: the limit has no keys, or ``function`` cannot be called.
+            InvalidLimit: the limit has no keys, or ``function`` cannot be called with one argument.
         """
         if not self.keyed:
             raise InvalidLimit(f"limit {self.name!r} has no keys: make it with keyed=True, or leave .by(...) out")
-        if not callable(function):
-            raise InvalidLimit(f"the function of limit {self.name!r} cannot be called: {function!r:.200}")
+        check_function(function, f"the function of limit {self.name!r}", "info", error=InvalidLimit)
         return LimitBy(limit=self, function=function, units=self._check_units(units))
 
     def units(self, units: int) -> LimitKey:

@@ -10,6 +10,7 @@ from affinity.errors import InvalidApp
 from affinity.orchestration.activity import ActivityContext
 from affinity.orchestration.definitions import is_async
 from affinity.records import frozen
+from affinity.user_code import check_function
 
 CallKind: TypeAlias = Literal["activity", "wake", "step", "tool"]
 """What a middleware goes around: an activity; a wake of a handler; a step of a wake; a tool of an agent."""
@@ -96,7 +97,7 @@ def check_middleware(function: object) -> None:
     what = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise InvalidApp(f"{what} is no middleware: write a function (call, next), which returns the result of next()")
-    _check_arity(function, f"middleware {what} must take two arguments, the call and next", 2)
+    check_function(function, f"middleware {what}", "call", "next", error=InvalidApp)
 
 
 def check_observer(function: object) -> None:
@@ -108,13 +109,4 @@ def check_observer(function: object) -> None:
     what = getattr(function, "__qualname__", repr(function))
     if not callable(function) or is_async(function) or inspect.isgeneratorfunction(function):
         raise InvalidApp(f"{what} observes no turns: write a plain function (turn), which does not wait")
-    _check_arity(function, f"observer {what} must take one argument, the turn", 1)
-
-
-def _check_arity(function: Callable[..., Any], problem: str, count: int) -> None:
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError as error:
-        raise InvalidApp(f"{problem}: {error}") from error
-    except ValueError:  # of a function without a signature
-        return
+    check_function(function, f"observer {what}", "turn", error=InvalidApp)

@@ -67,7 +67,9 @@ def sqlite_path(url: str) -> Path | None:
     return Path(path)
 
 
-def _split(url: str) -> SplitResult:
+def _split(url: object) -> SplitResult:
+    if not isinstance(url, str):
+        raise InvalidUrl(f"the database's URL must be a text, as sqlite:///affinity.db, not {type(url).__qualname__}")
     with suppress(ValueError):  # its text quotes the URL, and so perhaps a password
         return urlsplit(url)
     raise InvalidUrl(MALFORMED)

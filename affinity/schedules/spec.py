@@ -27,6 +27,7 @@ from affinity.limits import (
     check_choice,
     check_code_name,
     check_id,
+    check_items,
     check_labels,
 )
 from affinity.orchestration.codec import Codec
@@ -348,8 +349,9 @@ def _instants(clock: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 
 def _timing_fields(options: ScheduleOptions) -> dict[str, Any]:
-    cron, every, at = options.get("cron"), options.get("every"), options.get("at") or ()
-    if sum(timing not in (None, ()) for timing in (cron, every, tuple(at))) != 1:
+    cron, every, at = options.get("cron"), options.get("every"), options.get("at")
+    at = () if at is None else check_items(at, "at", error=InvalidSchedule)
+    if sum(timing not in (None, ()) for timing in (cron, every, at)) != 1:
         raise InvalidSchedule("a schedule needs one of cron=, every= and at=")
     zone, overlap, end = options.get("zone", "UTC"), options.get("overlap", "skip"), options.get("end")
     check_choice("overlap", overlap, Overlap, InvalidSchedule)

@@ -25,7 +25,7 @@ from affinity.session.state_cache import (
     unknown_session,
 )
 from affinity.tasks import call_here, call_inline
-from affinity.user_code import call_sync
+from affinity.user_code import call_sync, check_function
 
 S = TypeVar("S")
 
@@ -75,10 +75,19 @@ class SessionCache(CacheLeaseListener[CacheEntry[S]], Generic[S]):
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
-            InvalidOptions: a bound that is not positive, or ``max_bytes`` without ``size_of``.
+            InvalidOptions: a bound that is not positive, ``max_bytes`` without ``size_of``, or a function that takes
+                other arguments.
         """
         if max_bytes is not None and size_of is None:
             raise InvalidOptions(f"max_bytes = {max_bytes!r} needs size_of, which measures a state")
+        for function, what, parameters in (
+            (hydrate, "hydrate", ("session_id",)),
+            (checkpoint, "checkpoint", ("session_id", "state")),
+            (dispose, "dispose", ("session_id", "state")),
+            (size_of, "size_of", ("state",)),
+        ):
+            if function is not None:
+                check_function(function, what, *parameters)
         self._hydrate_state, self._checkpoint_state, self._dispose_state = hydrate, checkpoint, dispose
         self._size_of = size_of
         self._movable = movable

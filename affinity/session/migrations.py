@@ -15,7 +15,7 @@ from affinity.errors import (
 )
 from affinity.limits import check_integer
 from affinity.tasks import call_here
-from affinity.user_code import is_rerun
+from affinity.user_code import check_function, is_rerun
 
 Migrate: TypeAlias = Callable[[Any], Awaitable[Any] | Any]
 """Takes the plain form of a state (a dict, for JSON objects) and returns the plain form of the next version; sync or
@@ -47,10 +47,12 @@ class Migrations:
 
         Raises:
             SessionMigrationAmbiguous: there is one between these versions.
-            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`.
+            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`; or
+                the function takes other arguments.
         """
         for version in (from_version, to_version):
             check_integer(version, "the schema version of a migration")
+        check_function(migrate, f"the migration from {from_version} to {to_version}", "state")
         if from_version == to_version:
             raise InvalidOptions(f"a migration from {from_version!r} to {to_version!r} leads nowhere")
         steps = self._from.setdefault(from_version, {})

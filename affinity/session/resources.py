@@ -28,7 +28,7 @@ from affinity.errors import InvalidOptions, ResourceClosed, SessionError
 from affinity.limits import MAX_ID_BYTES, check_id, truncate
 from affinity.redaction import redacted
 from affinity.tasks import call_here, call_inline, finish, run_code
-from affinity.user_code import call_sync
+from affinity.user_code import call_sync, check_function
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -167,7 +167,7 @@ class Resource(Generic[T]):
 
         Raises:
             InvalidOptions: another ``on_error``; neither ``open`` nor ``create``; ``create`` without ``destroy`` or
-                ``name``, or ``destroy`` without it.
+                ``name``, or ``destroy`` without it; a function takes other arguments.
             InvalidId: the name is too long for a label of a record.
         """
         if on_error not in {"keep", "dispose"}:
@@ -175,6 +175,15 @@ class Resource(Generic[T]):
         is_whole = open is not None if create is None else name is not None
         if not is_whole or (create is None) != (destroy is None):
             raise InvalidOptions("a resource needs open=; or, to outlive the process, name=, create= and destroy=")
+        for function, what, parameters in (
+            (open, "open", ("key",) if create is None else ("handle",)),
+            (close, "close", ("key", "value")),
+            (key, "key", ("session_id",)),
+            (create, "create", ("resource_id", "session_id")),
+            (destroy, "destroy", ("resource_id", "handle")),
+        ):
+            if function is not None:
+                check_function(function, f"{what} of a resource", *parameters)
         self._create, self._destroy = create, destroy
         self.name: str = "" if name is None else check_id(name, "name")
         check_id(RESOURCE_LABEL + self.name, "the label of the resource")

@@ -31,7 +31,7 @@ from affinity.session.state import CachedState, StateSchema, override_metadata
 from affinity.session.state_cache import CacheLeaseListener, StateCache
 from affinity.session.writer import ActivityScope, WriteQueue
 from affinity.telemetry import session_scope
-from affinity.user_code import refuse_in_orchestration
+from affinity.user_code import check_function, refuse_in_orchestration
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -118,12 +118,22 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
             timer: a monotonic clock in seconds, of this process: it decides on memory only, never on a lease.
 
         Raises:
-            InvalidOptions: options out of range or in contradiction, a state without a JSON form, a scratch field
-                without a default, or a record that cannot be mapped by name.
+            InvalidOptions: options out of range or in contradiction, a function that takes other arguments, a state
+                without a JSON form, a scratch field without a default, or a record that cannot be mapped by name.
             InvalidId: the kind is not a valid id.
         """
         if initial is None and not callable(state):
             raise InvalidOptions(f"the state {state!r} cannot be called to make a new one: give initial=")
+        for function, what, parameters in (
+            (initial, "initial", ("session_id",)),
+            (to_record, "to_record", ("state",)),
+            (from_record, "from_record", ("record",)),
+            (metadata, "metadata", ("state",)),
+            (dispose, "dispose", ("session_id", "state")),
+            (size_of, "size_of", ("state",)),
+        ):
+            if function is not None:
+                check_function(function, what, *parameters)
         projection = projection_of(state, record, to_record, from_record)
         self._schema = StateSchema[S](
             kind=check_id(kind if kind is not None else getattr(state, "__name__", str(state)), "kind"),
@@ -405,7 +415,8 @@ class Sessions(CacheLeaseListener[CachedState[S]], Generic[S]):
 
         Raises:
             SessionMigrationAmbiguous: there is a step between these versions.
-            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`.
+            InvalidOptions: the versions are the same, or one of them is no integer from 0 to `limits.MAX_INTEGER`; or
+                the function takes other arguments.
         """
         self._schema.migrations.register(from_version, to_version, migrate)
 

@@ -40,7 +40,8 @@ from prometheus_client import CollectorRegistry
 
 from affinity.actions import ACTORS
 from affinity.async_block import AsyncBlock
-from affinity.errors import DatabaseChanged, InvalidInput, InvalidOptions, ProviderError
+from affinity.errors import DatabaseChanged, InvalidApp, InvalidInput, InvalidOptions, ProviderError
+from affinity.limits import check_items
 from affinity.orchestration import KernelApp
 from affinity.orchestration.app import SessionListener, check_listeners
 from affinity.payloads import Blobs, PayloadCodec, check_blobs, check_codec, open_coded
@@ -101,6 +102,10 @@ class KernelWorker(AsyncBlock):
         blobs: Blobs | None = None,
     ) -> None:
         refuse_in_orchestration("a Worker")
+        if not isinstance(app, KernelApp):
+            raise InvalidApp(f"a worker runs an affinity.App, not {app!r:.80}; the name of one is for the command")
+        if not isinstance(options, KernelOptions | None):
+            raise InvalidOptions(f"options must be RuntimeOptions, as RuntimeOptions(...), not {options!r:.80}")
         if registry is not None and not hasattr(registry, "restricted_registry"):
             raise InvalidOptions(f"registry must be a CollectorRegistry of prometheus_client, not {registry!r:.80}")
         self.options: KernelOptions = options or self._options_type.from_environment()
@@ -112,7 +117,7 @@ class KernelWorker(AsyncBlock):
         self._timing = REAL_TIME
         self._app = app
         self._url = url
-        self._listeners = [*app.session_listeners, *listeners]
+        self._listeners = [*app.session_listeners, *check_items(listeners, "listeners")]
         self._migrate = migrate
         self._codec = check_codec(codec)
         self._blobs = check_blobs(blobs)

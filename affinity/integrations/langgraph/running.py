@@ -50,6 +50,7 @@ from affinity.conversation import (
 from affinity.errors import InvalidOptions, NotSerializable
 from affinity.integrations.langgraph.checkpointer import AffinitySaver
 from affinity.integrations.langgraph.fence import ThreadConflict
+from affinity.user_code import check_function
 
 RUN: Final = "langgraph"
 """Name of the runs of wakes. It is stored: it stays."""
@@ -245,9 +246,12 @@ def graph_conversations(
         app.include(chats)
 
     Raises:
-        InvalidOptions: see `run_graph`.
+        InvalidOptions: see `run_graph`; or a function takes other arguments.
     """
     check_graph(graph)
+    for name, parameter in (("to_input", "events"), ("to_reply", "values"), ("to_request", "interrupt")):
+        if name in options:
+            check_function(options.get(name), name, parameter)
     conversations = Conversations(Thread, kind=kind)
 
     async def respond(wake: Wake, thread: Thread) -> None:

@@ -24,6 +24,7 @@ from affinity.integrations.openai_agents.copies import called
 from affinity.integrations.openai_agents.runs import openai_run
 from affinity.integrations.openai_agents.session import StateSession
 from affinity.orchestration import RetryPolicy
+from affinity.user_code import check_function
 
 
 class OpenAIState(WaitingState):
@@ -68,6 +69,8 @@ def openai_conversations(
     Raises:
         InvalidOptions, InvalidLimit: see `affinity.Conversations`.
     """
+    if context is not None:
+        check_function(context, "context", "wake")
     conversations = Conversations(OpenAIState, kind=kind or agent.name, **options)
 
     async def respond(wake: Wake, state: OpenAIState) -> None:

@@ -24,6 +24,7 @@ from affinity.integrations.agent_runs import (
 from affinity.integrations.pydantic_ai.durability import AffinityDurability
 from affinity.integrations.pydantic_ai.runs import agent_run
 from affinity.orchestration import RetryPolicy
+from affinity.user_code import check_function
 
 Deps = TypeVar("Deps")
 
@@ -66,6 +67,8 @@ def agent_conversations(
     durability: AffinityDurability[Any] | None = AffinityDurability.from_agent(agent)
     if durability is None:
         raise InvalidOptions("the agent is not durable: Agent(..., capabilities=[AffinityDurability()])")
+    if deps is not None:
+        check_function(deps, "deps", "wake")
     conversations = Conversations(AgentState, kind=kind or durability.name, **options)
 
     async def respond(wake: Wake, state: AgentState) -> None:

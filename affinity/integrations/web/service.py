@@ -17,6 +17,7 @@ from affinity.integrations.web.access import ChatAccess, ChatAccessFunction, Cha
 from affinity.integrations.web.http import Refused
 from affinity.redaction import redacted
 from affinity.tasks import call_here
+from affinity.user_code import check_function
 
 logger: logging.Logger = logging.getLogger("affinity.integrations.web")
 
@@ -41,7 +42,10 @@ class ChatService:
         show_errors: bool,
         heartbeat: float,
     ) -> None:
-        """Raise `InvalidOptions` for a heartbeat that is not a positive number."""
+        """Raise `InvalidOptions` for a heartbeat that is not a positive number, or an ``access`` that takes other
+        arguments.
+        """
+        check_function(access, "access", "request")
         if not heartbeat > 0:
             raise errors.InvalidOptions(f"heartbeat = {heartbeat!r}: must be a positive number of seconds")
         self.show_errors, self.heartbeat = show_errors, heartbeat
