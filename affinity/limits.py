@@ -23,6 +23,7 @@ __all__ = [
     "MAX_REQUEST_BYTES",
     "check_choice",
     "check_id",
+    "check_items",
     "seconds_of",
     "truncate",
 ]

@@ -7,10 +7,11 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from functools import partial
+from types import FrameType
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import anyio
@@ -18,7 +19,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from affinity.errors import OrchestrationMisuse, WrongEventLoop
-from affinity.user_code import as_error, call_sync, own_context
+from affinity.user_code import as_error, call_sync, leads_to_code, own_context
 
 __all__ = [
     "BackgroundTask",
@@ -226,9 +227,25 @@ def leave_behind(task: asyncio.Task[Any], note: Callable[[asyncio.Task[Any]], No
 
 
 def place_of(task: asyncio.Task[Any]) -> str:
-    """Where the code of a task waits, for a message."""
-    stack = task.get_stack(limit=1)
-    return f": it is at {stack[-1].f_code.co_filename}:{stack[-1].f_lineno}" if stack else ""
+    """Where the code of a task waits, for a message: the innermost line of the application, if there is one."""
+    frames = [*_frames_of(task.get_coro())]
+    own = [frame for frame in frames if not leads_to_code(frame.f_code.co_filename)]
+    for frame in (own or frames)[-1:]:
+        return f": it is at {frame.f_code.co_filename}:{frame.f_lineno}"
+    return ""
+
+
+def _frames_of(waiting: object) -> Iterator[FrameType]:
+    """The frames of coroutines and generators that wait for each other, the innermost one last."""
+    while waiting is not None:
+        for kind, awaited in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            if hasattr(waiting, awaited):
+                if (frame := getattr(waiting, f"{kind}_frame")) is not None:
+                    yield frame
+                waiting = getattr(waiting, awaited)
+                break
+        else:
+            return
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

@@ -15,10 +15,13 @@ from __future__ import annotations
 import decimal
 import inspect
 import opcode
+import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -38,6 +41,7 @@ __all__ = [
     "call_sync",
     "check_function",
     "describe_error",
+    "leads_to_code",
     "refuse_in_orchestration",
 ]
 
@@ -45,6 +49,11 @@ T = TypeVar("T")
 
 _RAISES: Final = frozenset({opcode.opmap["RAISE_VARARGS"], opcode.opmap["SEND"]})
 """A ``raise`` statement; an ``await`` of what was given the error."""
+
+_AFFINITY: Final = f"{Path(__file__).parent}{os.sep}"
+_ANYIO: Final = f"{os.sep}anyio{os.sep}"
+_PYTHON: Final = ("<frozen ", *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib")))
+_INSTALLED: Final = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib"))
 
 _ITERATION: Final = (StopIteration, StopAsyncIteration)
 
@@ -99,6 +108,15 @@ def check_function(function: object, what: str, *parameters: str, error: type[Af
     except TypeError as problem:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         raise error(f"{what} must be a function {form}, and {name}{signature} is not: {problem}") from None
+
+
+def leads_to_code(filename: str) -> bool:
+    """Whether a file is of affinity, of anyio or of Python: its lines in a stack lead to code of the application, or to
+    that of a library which it uses.
+    """
+    if filename.startswith(_AFFINITY) or _ANYIO in filename:
+        return True
+    return filename.startswith(_PYTHON) and not filename.startswith(_INSTALLED)
 
 
 def is_interactive() -> bool:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from affinity.composed.app import App
 from affinity.errors import InvalidApp
+from affinity.user_code import leads_to_code
 
 
 def load_app(target: str) -> App:
@@ -42,8 +43,11 @@ def _import(name: str) -> ModuleType:
 
 
 def _broken(name: str, error: BaseException) -> InvalidApp:
-    """The error of a module that was found but does not import, with the line that a traceback would end with."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    """The error of a module that was found but does not import, with the last line of a traceback that is of the
+    application, if there is one.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([frame for frame in frames if not leads_to_code(frame.filename)] or frames)[-1]
     place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{last.filename}:{last.lineno}"
     return InvalidApp(f"module {name!r} does not import: {type(error).__name__}: {error} ({place})")
 

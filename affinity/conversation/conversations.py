@@ -195,7 +195,9 @@ class Conversations(Sessions[S]):
             InvalidApp: no handler is registered.
         """
         if self._handler is None:
-            raise InvalidApp(f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake")
+            raise InvalidApp(
+                f"the conversations of kind {self.kind!r} have no handler: decorate one with on_wake, above app.include"
+            )
         return self._handler
 
     async def _handle(self, wake: Wake, state: S) -> None:

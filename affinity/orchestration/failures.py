@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import traceback
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
 from affinity.errors import ErrorDetails, ErrorField, ReportedError, decisive_error
 from affinity.limits import MAX_ERROR_NAMES, MAX_ID_BYTES, MAX_STACK_BYTES, MAX_STACK_FRAMES, truncate
-from affinity.user_code import describe_error
+from affinity.user_code import describe_error, leads_to_code
 
 _LOGGER = logging.getLogger("affinity.orchestration")
 _BIGINT: Final = 2**63
@@ -24,8 +22,6 @@ _EVERY_ERROR: Final = frozenset({Exception, BaseException, object, ReportedError
 _LINE_BYTES: Final = 1024  # of one frame, or of the text of one exception: the whole text of the error is its message
 _MAX_CAUSES: Final = 16
 _RAISED_AGAIN: Final = "\nThe exception above was recorded, and is raised again where the result is awaited:\n\n"
-_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
-_THREADS: Final = f"{os.sep}anyio{os.sep}"  # what runs synchronous activities
 
 
 class RecordedError(NamedTuple):
@@ -99,12 +95,8 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 def _drop_leading_frames(frames: traceback.StackSummary) -> None:
     """Drop what leads to the application's code; an error that never got there keeps all of its frames."""
-    first = next((n for n, frame in enumerate(frames) if not _leads_to_code(frame.filename)), 0)
+    first = next((n for n, frame in enumerate(frames) if not leads_to_code(frame.filename)), 0)
     del frames[:first]
-
-
-def _leads_to_code(filename: str) -> bool:
-    return filename.startswith(_PACKAGE) or _THREADS in filename
 
 
 def _truncate_middle(text: str) -> str:

@@ -216,6 +216,14 @@ def test_a_target_that_names_no_app(module: Path, target: str, message: str) -> 
     assert message in refused(MISUSED, "worker", target)
 
 
+EARLY = """
+import affinity
+chats = affinity.Conversations(dict, kind="chat")
+app = affinity.App("early")
+app.include(chats)
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "source", "message"),
     [
@@ -223,6 +231,9 @@ def test_a_target_that_names_no_app(module: Path, target: str, message: str) -> 
         ("syntax_app", "def broken(:\n", "SyntaxError"),
         ("exits_app", "import sys\nsys.exit(0)\n", "SystemExit"),
         ("needs_app", "import no_such_dependency\n", "No module named 'no_such_dependency'"),
+        ("refused_app", "import affinity\napp = affinity.App('refused')\napp.include(5)\n", "can include an App"),
+        ("early_app", EARLY, "have no handler: decorate one with on_wake, above app.include"),
+        ("python_app", "import json\njson.loads('{')\n", "JSONDecodeError"),
     ],
 )
 def test_a_module_that_does_not_import_names_the_line(directory: Path, name: str, source: str, message: str) -> None:

@@ -172,6 +172,7 @@ async def test_its_slot_is_taken_until_it_is_gone_and_a_worker_without_slots_say
             == 2
         )
         assert "has all 2 slots (worker_concurrency): loops" in caplog.text
+        assert caplog.text.count(f"is left behind: it is at {__file__}:") == 2  # in `stubborn`, and not what awaits it
         waiting = await client.start(limited, "returns_late")
         with anyio.fail_after(3 * ENOUGH):
             while [one.labels.get(LEFT_BEHIND) for one in await client.workers()] != ["2"]:
