@@ -26,12 +26,18 @@ from anyio.abc import Process
 from affinity.cli.help import FAILED, NO_DATABASE, UNKNOWN
 from affinity.cli.output import counted
 from affinity.cli.shell import Shell, command, current_user
+from affinity.composed.options import RuntimeOptions
 from affinity.errors import InvalidOptions, ProviderError
 from affinity.provider import migrate
 from affinity_workflows import SIGNALLED
 
 POLL_SECONDS: Final = 0.3
 """Between two looks at the files. A change is complete when the next look finds no other one."""
+
+STUCK_SECONDS: Final = 10.0
+"""For so long beyond its drain, or a second Ctrl-C, a worker may take to end. One whose event loop is blocked hears no
+signal, and would go on with the old code for ever.
+"""
 
 CONSOLE: Final = ("jinja2", "starlette", "uvicorn")
 """What the extra ``console`` installs."""
@@ -91,6 +97,7 @@ class DevWorker:
         # A start under the name of a killed worker has its sessions without waiting for the end of its lease.
         self._name = os.environ.get("AFFINITY_WORKER_NODE_ID") or f"dev-{secrets.token_hex(4)}"
         self._worker: Process | None = None
+        self._patience: anyio.CancelScope | None = None  # the wait for the end of the worker
         self.starts: int = 0
         """Starts of the worker."""
 
@@ -118,6 +125,8 @@ class DevWorker:
         async for number in signals:
             if received and number is signal.SIGINT:
                 self._send(number)
+                if self._patience is not None:
+                    self._patience.deadline = min(self._patience.deadline, anyio.current_time() + STUCK_SECONDS)
             received.append(number)
             watching.cancel()
 
@@ -181,8 +190,16 @@ class DevWorker:
         return True
 
     async def _end(self) -> None:
-        if self._worker is not None:
-            self._send(signal.SIGTERM)
+        """End the worker, also one that cannot."""
+        if self._worker is None or not self._is_running():
+            return
+        self._send(signal.SIGTERM)
+        drain = RuntimeOptions.from_environment().drain_timeout
+        with anyio.CancelScope(deadline=anyio.current_time() + drain + STUCK_SECONDS) as self._patience:
+            await self._worker.wait()
+        if self._patience.cancelled_caught and self._is_running():
+            _say("the worker does not end, as its event loop is blocked: it is killed")
+            self._send(signal.SIGKILL)
             await self._worker.wait()
 
     def _send(self, number: signal.Signals) -> None:

@@ -20,6 +20,7 @@ from tests.support.worker_processes import PATIENCE
 
 APP = """
 import pathlib
+import time
 import anyio
 import affinity
 
@@ -35,6 +36,17 @@ async def work(ctx: affinity.ActivityContext) -> str:
     while not pathlib.Path("go").exists():
         await anyio.sleep(0.01)
     return "VERSION"
+
+@app.activity
+async def block(ctx: affinity.ActivityContext) -> str:
+    pathlib.Path("begun").touch()
+    while "VERSION" == "one":
+        time.sleep(60)
+    return "VERSION"
+
+@app.orchestration
+async def blocked(ctx: affinity.OrchestrationContext) -> str:
+    return await ctx.schedule_activity(block)
 
 @app.orchestration
 async def ask(ctx: affinity.OrchestrationContext) -> str:
@@ -191,6 +203,36 @@ def test_a_signal_drains_the_worker_and_ends_it(dev: Callable[[], Dev], number: 
     assert "Traceback" not in rest
     assert not worker.is_running()
     assert [each["alive"] for each in document("workers")] in ([], [False])
+
+
+def test_a_worker_whose_event_loop_is_blocked_is_killed(
+    dev: Callable[[], Dev], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When its code is mended: the new code would never start."""
+    monkeypatch.setenv("AFFINITY_DRAIN_TIMEOUT", "1")
+    write("one")
+    running = dev()
+    running.until(STARTED)
+    succeed("start", "blocked", "--id", "b")
+    until(Path("begun").exists)
+    write("two")
+    running.until("the running work of the old worker ends", "event loop is blocked: it is killed", STARTED)
+    assert document("wait", "b", "--timeout", str(PATIENCE))["output"] == "two"
+
+
+def test_a_second_ctrl_c_kills_a_worker_whose_event_loop_is_blocked(dev: Callable[[], Dev]) -> None:
+    write("one")
+    running = dev()
+    running.until(STARTED)
+    succeed("start", "blocked", "--id", "b")
+    until(Path("begun").exists)
+    (worker,) = psutil.Process(running.process.pid).children()
+    running.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # two signals at one moment are one
+    returned, rest = running.end(signal.SIGINT)
+    assert returned == INTERRUPTED
+    assert "event loop is blocked: it is killed" in rest
+    assert not worker.is_running()
 
 
 def test_a_second_ctrl_c_stops_the_running_work(dev: Callable[[], Dev]) -> None:
