@@ -59,11 +59,22 @@ def around(
     body: Callable[[], Any] = function
     if not is_async(function):
         while layers and not is_async(layers[-1]):
-            body = partial(layers.pop(), call, body)
+            body = partial(layers.pop(), call, _as_next(body))
         body = partial(thread, body)
     for layer in reversed(layers):
-        body = partial(layer, call, body) if is_async(layer) else partial(_wait_outside, layer, call, body)
+        body = partial(layer, call, _as_next(body)) if is_async(layer) else partial(_wait_outside, layer, call, body)
     return body
+
+
+def _as_next(body: Callable[[], Any]) -> Callable[..., Any]:
+    """Return what a middleware is given to call, which other libraries give the call to."""
+
+    def call_body(*given: object, **named: object) -> Any:
+        if given or named:
+            raise TypeError("next() takes no arguments: it makes the call as it is")
+        return body()
+
+    return call_body
 
 
 async def _wait_outside(middleware: Around, call: object, body: Callable[[], Awaitable[Any]]) -> Any:
@@ -94,7 +105,7 @@ async def _wait_outside(middleware: Around, call: object, body: Callable[[], Awa
 
     is_cancelled = False
     limiter = anyio.CapacityLimiter(1)  # it waits for code that may need a thread: it must take none from that
-    function = partial(call_sync, middleware, call, call_next)
+    function = partial(call_sync, middleware, call, _as_next(call_next))
     thread = asyncio.create_task(anyio.to_thread.run_sync(function, limiter=limiter))
     cancelled: asyncio.CancelledError | None = None
     while not thread.done():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import affinity
 from affinity import App, Client, Worker, migrate
 from affinity.errors import AffinityError
 
@@ -18,6 +19,15 @@ def test_a_plain_with_names_the_remedy(make: Callable[[], Any]) -> None:
     block = make()
     with pytest.raises(TypeError, match=f"{type(block).__name__} is opened with `async with`"), block:
         pass
+
+
+async def test_a_state_that_is_not_opened_names_the_remedy(sqlite_url: str) -> None:
+    """Its block gives the state: `chats.open(ctx).text` has none."""
+    states: Any = affinity.Sessions(dict, kind="states")
+    with pytest.raises(AttributeError, match=r"no attribute 'text': .*`async with chats.open\(ctx\) as chat`"):
+        _ = states.open("s", store=affinity.MemorySessionStore()).text
+    with pytest.raises(AttributeError, match=r"no attribute 'text': .*`with chats.open_sync\(ctx\) as chat`"):
+        _ = states.open_sync("s", store=affinity.MemorySessionStore()).text
 
 
 @pytest.mark.anyio

@@ -644,6 +644,19 @@ async def test_a_failure_that_is_retried_is_one_line(sqlite_url: str, caplog: py
 # --- where the client and the options are used ------------------------------------------------------------------------
 
 
+async def test_calls_of_a_conversation_that_does_not_exist(kept_url: str) -> None:
+    """Each says so, also the one for which it is an instance."""
+    chats = affinity.Conversations(State, kind="chats")
+    absent: Any = None
+    async with affinity.Client(kept_url) as client:
+        talk = client.conversation(chats, "nobody")
+        for call in (talk.explain, talk.status, talk.resume, talk.terminate, talk.history):
+            with pytest.raises(errors.UnknownConversation):
+                await call()
+        with pytest.raises(errors.InvalidId, match="request id must be a string"):
+            await talk.answer(absent, allowed=True)
+
+
 async def test_calls_of_a_client(sqlite_url: str) -> None:
     async with affinity.Worker(app, sqlite_url), affinity.Client(sqlite_url) as client:
         anything: Any = client

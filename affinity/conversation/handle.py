@@ -22,7 +22,7 @@ from affinity.conversation.reading import check_seq
 from affinity.conversation.replies import ReplyCalls
 from affinity.conversation.views import DeadLetter, PendingRevisit, request_of, revisit_of
 from affinity.conversation.writing import ENDS
-from affinity.errors import Explanation
+from affinity.errors import Explanation, UnknownInstance
 from affinity.limits import MAX_PAGE
 from affinity.provider.contract import FINISHED
 
@@ -152,9 +152,14 @@ class ConversationHandle(ReplyCalls["ConversationHandle"]):
         """Return the reason why the conversation waits; see `Client.explain`.
 
         Raises:
+            UnknownConversation: no conversation has this id.
             UnknownInstance: the conversation has no instance.
         """
-        return await self._client.explain(self.conversation_id)
+        try:
+            return await self._client.explain(self.conversation_id)
+        except UnknownInstance:
+            await self.status()  # which raises UnknownConversation
+            raise
 
     @action("delete", "conversation", "conversation_id", "cascade", each=True)
     async def delete(self, *, cascade: bool = False, timeout: float | None = DELETE_SECONDS) -> bool:

@@ -108,6 +108,7 @@ class SendingCalls(CreationCalls[M], Generic[M]):
         """
         if (allowed is None) == (result is MISSING):
             raise errors.InvalidInput("answer with allowed= or with result=, and not with both")
+        check_id(request_id, "request id")
         event: AnswerEvent
         if allowed is not None:
             event = ConfirmationAnswer(request_id=request_id, allowed=allowed, reason=reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from affinity.errors import InvalidApp
@@ -40,9 +41,9 @@ class SyncNext(Protocol):
         ...
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MiddlewareCall:
-    """A call of code of the application, for the middleware around it."""
+    """A call of code of the application, for the middleware around it, which cannot change it."""
 
     kind: CallKind
     name: str  # of the activity, the kind of handler, the step, or the tool

@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from affinity.provider.schema import HOW_TO_MIGRATE, SchemaReport
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
+
+HOW_TO_CONNECT: Final = "start the server, or give the URL of another one; a server that refuses needs the user, the password or the database"
 
 CheckLevel: TypeAlias = Literal["ok", "warning", "error"]
 """``warning``: workers run, and something is slower or less safe. ``error``: workers cannot run."""

@@ -14,7 +14,7 @@ from typing import Final
 from affinity.errors import InvalidUrl, ProviderError
 from affinity.limits import PROBE_AFTER
 from affinity.provider.backend import Backend, CheckingBackend, OpenOptions
-from affinity.provider.checks import CheckResult, check_schema, error
+from affinity.provider.checks import HOW_TO_CONNECT, CheckResult, check_schema, error
 from affinity.provider.contract import Provider
 from affinity.provider.schema import Progress, SchemaReport, log_progress
 from affinity.provider.timeline import Timeline
@@ -169,7 +169,7 @@ async def check_database(url: str) -> Sequence[CheckResult]:
     try:
         return [check_schema(await backend.inspect_schema(url), may_migrate=True)]
     except ProviderError as caught:
-        return [error("connection", str(caught), None)]
+        return [error("connection", str(caught), HOW_TO_CONNECT)]
 
 
 async def change_rights(

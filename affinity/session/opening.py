@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.from_thread
@@ -195,6 +195,8 @@ class OpenOptions:
 class _Opening(Generic[S]):
     """The common part of the handles for async and for sync code."""
 
+    _block = "async with"
+
     def __init__(
         self,
         schema: StateSchema[S],
@@ -209,6 +211,14 @@ class _Opening(Generic[S]):
         self._is_used = self._is_open = self._was_new = False
         self._version = 0
         self._save_point = SavePoint()
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}: the state is what its block gives, as in "
+                f"`{self._block} chats.open{'_sync' if self._block == 'with' else ''}(ctx) as chat`"
+            )
 
     @property
     def session_id(self) -> str | None:
@@ -432,6 +442,8 @@ class SyncOpenSession(_Opening[S]):
     """`OpenSession` for sync code, for one ``with``: in the thread that anyio started for a sync activity; or in any
     thread, with a store of `affinity.sync`. All callbacks run on the event loop.
     """
+
+    _block = "with"
 
     def __init__(
         self,

@@ -152,6 +152,44 @@ async def test_an_error_in_one_is_of_the_activity_and_is_retried(kept_url: str) 
     assert attempts == [1, 1, 2]
 
 
+@pytest.mark.parametrize("kinds", ["a", "s", "as", "sa"])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_next_takes_no_call_and_the_call_cannot_be_changed(sqlite_url: str, kinds: str, is_async: bool) -> None:
+    """Frameworks of web applications give the request to the next one. What it set before was lost without a word."""
+    app = App("mistaken")
+    given: list[Any] = []
+
+    async def waits(call: MiddlewareCall, next: Any) -> Any:
+        with pytest.raises(AttributeError):
+            call.input = 7  # type: ignore[misc]
+        given.append(call.input)
+        return await next(call)
+
+    def returns(call: MiddlewareCall, next: Any) -> Any:
+        return next(call)
+
+    for kind in kinds:
+        app.middleware(waits if kind == "a" else returns)
+
+    async def work(ctx: ActivityContext, n: int) -> int:
+        return n
+
+    def work_in_a_thread(ctx: ActivityContext, n: int) -> int:
+        return n
+
+    app.activity(name="work")(work if is_async else work_in_a_thread)
+
+    @app.orchestration
+    async def asks(ctx: OrchestrationContext) -> str:
+        with pytest.raises(ActivityFailed) as failed:
+            await ctx.schedule_activity("work", 5)
+        return str(failed.value)
+
+    async with Worker(app, sqlite_url), Client(sqlite_url) as client:
+        assert "next() takes no arguments" in await (await client.start(asks)).wait(timeout=20)
+    assert given in ([], [5])
+
+
 async def test_it_may_call_again_or_not_at_all(sqlite_url: str) -> None:
     app, ran = App("again"), list[str]()
 

@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 
 from affinity.errors import AffinityError, ConnectionLost, PoolerRefused, ProviderError
 from affinity.limits import MAX_CLOCK_SKEW
-from affinity.provider.checks import CheckResult, check_schema, error, ok, warning
+from affinity.provider.checks import HOW_TO_CONNECT, CheckResult, check_schema, error, ok, warning
 from affinity.provider.postgres.driver.connections import Connections
 from affinity.provider.postgres.driver.errors import WITHOUT_POOLER, WRONG_ENCODING, translate
 from affinity.provider.postgres.driver.poolers import open_another, open_connection, receives, settle
@@ -111,9 +111,9 @@ async def _check_sessions(target: Target) -> list[CheckResult]:
             other = await stack.enter_async_context(await open_another(connection, target, conninfo))
             facts = await _look(connection, other, target)
         except ProviderError as caught:
-            return [error("connection", str(caught), None)]
+            return [error("connection", str(caught), HOW_TO_CONNECT)]
         except psycopg.Error as caught:
-            return [error("connection", str(translate(caught, target)), None)]
+            return [error("connection", str(translate(caught, target)), HOW_TO_CONNECT)]
     return [ok("connection", target.place(connection.pgconn)), *_results(facts)]
 
 
@@ -124,7 +124,7 @@ async def _check_direct(target: Target, direct: Target) -> CheckResult:
             try:
                 found.append(await links.misc.run_once(_SQL["place"]))
             except ProviderError as caught:
-                return error("direct", str(caught), None)
+                return error("direct", str(caught), HOW_TO_CONNECT)
     if found[0] != found[1]:
         return error(
             "direct",
