@@ -15,7 +15,10 @@ from affinity.provider.schema import HOW_TO_MIGRATE, SchemaReport
 
 logger: logging.Logger = logging.getLogger("affinity.provider")
 
-HOW_TO_CONNECT: Final = "start the server, or give the URL of another one; a server that refuses needs the user, the password or the database"
+HOW_TO_CONNECT: Final = (
+    "start the server, or give the URL of another one; "
+    "for one that refuses, mend the user, the password or the database in the URL"
+)
 
 CheckLevel: TypeAlias = Literal["ok", "warning", "error"]
 """``warning``: workers run, and something is slower or less safe. ``error``: workers cannot run."""
