@@ -43,8 +43,7 @@ def ended_though_hung(worker_id: str, stall_timeout: float, numbers: Iterable[si
     with progress.beating():
         guard = _Guard(worker_id, stall_timeout, progress)
         for number in numbers:
-            signal.signal(number, guard.came)
-            signal.siginterrupt(number, False)  # as for the loop's handlers
+            signal.signal(number, guard.came)  # which interrupts calls of the system, such as a `recv` that blocks
         try:
             yield
         finally:

@@ -231,7 +231,7 @@ def test_a_second_ctrl_c_kills_a_worker_whose_event_loop_is_blocked(dev: Callabl
     time.sleep(0.5)  # two signals at one moment are one
     returned, rest = running.end(signal.SIGINT)
     assert returned == INTERRUPTED
-    assert "event loop is blocked: it is killed" in rest
+    assert "blocked" in rest
     assert not worker.is_running()
 
 

@@ -191,6 +191,24 @@ async def test_ctrl_c_cuts_a_drain_short(workers: Workers, client: Client, calls
 
 
 @on_all_databases
+async def test_ctrl_c_ends_a_worker_whose_event_loop_waits_for_a_socket(
+    workers: Workers, client: Client, calls: ActivityCalls
+) -> None:
+    """As by a request without `await`: no step of the interpreter follows, so that the signal has to interrupt it."""
+    first = workers.start("blocked", stall_timeout=60)
+    await client.start("held_once", "block_loop", instance_id="block")
+    await calls.next()
+    first.wait_log("blocked for more than a second")
+    first.send(signal.SIGINT)
+    first.wait_log("nothing can drain until it moves")
+    first.send(signal.SIGINT)
+    assert first.wait() == 128 + signal.SIGINT
+    workers.start("second")
+    await (await calls.next()).answer()
+    assert (await client.wait("block", timeout=30))["worker"] == "second"
+
+
+@on_all_databases
 async def test_keep_alive_survives_a_blocked_loop(workers: Workers, client: Client, calls: ActivityCalls) -> None:
     """An activity that blocks the event loop past its leases keeps its session: a thread renews them."""
     lease = 2 * FAST["worker_lease_timeout"]  # the renewing thread must have a core to itself now and then
