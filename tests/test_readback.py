@@ -189,7 +189,7 @@ class Hostile(dict[str, int]):
     def __eq__(self, other: object) -> bool:
         raise LookupError("the items of a class")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 REFUSED: Final[list[tuple[str, Any, Callable[[], Any], str]]] = [
