@@ -25,8 +25,10 @@ from affinity.conversation import (
     AgentMessage,
     ConversationHandle,
     Conversations,
+    CustomToolUse,
     JournalEvent,
     Reply,
+    ToolConfirmation,
     ToolResult,
     ToolUse,
     UserInterrupt,
@@ -56,6 +58,9 @@ MAX_SHOWN_RESULT: Final = 64 * 1024
 
 REFUSED: Final = "a person has refused it"
 """What the journal says of a call that was refused without a reason."""
+
+_ENTRIES: Final = (AgentMessage, CustomToolUse, ToolConfirmation, ToolResult, ToolUse)
+"""What a wake of a run has in the journal."""
 
 _INTERRUPTED: Final = "an interrupt came before the call had a result"
 
@@ -131,6 +136,8 @@ class RecordedRun:
         self._run = run
         self._has_transcript = transcript
         self._counts: Counter[str] = Counter()
+        self._in_journal: dict[str, bool] = {}
+        """Whether the journal has what earlier wakes have done, by their ids."""
         self._open: dict[tuple[int, str], JsonValue] = {}
         """Calls without a result, by `current_number` and id, of whichever wake; each with the error that it will have.
         """
@@ -176,9 +183,26 @@ class RecordedRun:
                 return {WAKE: self.wake.id, VALUE: await body()}
 
         recorded = await self._run.step(operation.name, run, *operation.identity, **operation.options)
+        made_in = recorded[WAKE] if await self._has_entries_of(recorded[WAKE]) else self.wake.id
         if (call := current_call.get()) is not None and not operation.is_model:
-            call.made_in = recorded[WAKE]
-        return recorded[VALUE], has_run, recorded[WAKE] == self.wake.id
+            call.made_in = made_in
+        return recorded[VALUE], has_run, made_in == self.wake.id
+
+    async def _has_entries_of(self, wake_id: str) -> bool:
+        """Return whether the journal has what a wake of this run has done: of one that has failed for good it has
+        nothing, until a later wake of the run is committed.
+        """
+        if wake_id == self.wake.id:
+            return True
+        if wake_id not in self._in_journal:
+            history, found = self.wake.history, True
+            if last := await history(wake=wake_id, last=1):
+                found = bool(
+                    await history(wake=wake_id, kinds=_ENTRIES, limit=1)
+                    or await history(after=last[0].seq, kinds=_ENTRIES, limit=1)
+                )
+            self._in_journal[wake_id] = found
+        return self._in_journal[wake_id]
 
     def _shown_tool(self) -> Any:
         call = current_call.get()

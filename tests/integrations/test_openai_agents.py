@@ -411,6 +411,30 @@ async def test_messages_of_a_wake_that_fails_for_good_are_answered_once(url: str
     assert shop.effects["charge 5"] == 2
 
 
+async def test_the_journal_has_what_a_wake_did_that_failed_for_good() -> None:
+    """Once, when a later wake goes on in its run, also if that one waits for a person."""
+    shop = Shop([[call("charge")], [call("refund")], [call("ship")], "{2}"])
+    shop.model.failures[1] = 1
+    kind = openai_conversations(shop.agent, retry=affinity.RetryPolicy(max_attempts=1))
+    async with talk_to(None, kind) as (env, talk):
+        with pytest.raises(WakeFailed, match="429"):
+            await talk.ask(UserMessage("go"))
+        assert await transcript(talk) == []
+        assert await talk.resume()
+        await env.run_until_idle()
+        asked = ["0 ", "ToolUse charge", "ToolResult charge", "1 ", "ToolUse refund", "ToolConfirmation refund"]
+        assert await transcript(talk) == asked
+        shop.model.failures[3] = 1
+        (request,) = await talk.requests()
+        await talk.answer(request.request_id, allowed=True)
+        await env.run_until_idle()
+        assert await talk.resume()
+        await env.run_until_idle()
+        shipped = ["ToolResult refund", "2 ", "ToolUse ship", "ToolResult ship", "ship 5 done"]
+        assert await transcript(talk) == [*asked, *shipped]
+    assert shop.effects == {"charge 5": 1, "refund 5": 1, "ship 5": 1}
+
+
 async def test_a_fork_answers_a_request_by_itself() -> None:
     """What the agent did before is not done again. A fork at an earlier entry knows what ``rebuild`` makes of it."""
 
