@@ -20,6 +20,7 @@ from tests.programs.databases import Copies, Databases, Pooled, Replaced
 from tests.programs.draw import Failed, search
 from tests.programs.program import Program, Size
 from tests.programs.run import Totals, run
+from tests.programs.set_back import SetBack, run_set_back
 
 BATCH: Final = 50
 """Programs of one seed; the next ones have the next seed."""
@@ -40,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = fresh if chosen.seed is None else chosen.seed
     minutes = ALL_MINUTES if chosen.all and chosen.minutes is None else chosen.minutes
     count = chosen.programs or (None if minutes else FIXED_PROGRAMS)
-    if (chosen.pooler or chosen.timelines) and chosen.postgres is None:
-        raise SystemExit("--pooler and --timelines are for --postgres")
+    if (chosen.pooler or chosen.timelines or chosen.set_back) and chosen.postgres is None:
+        raise SystemExit("--pooler, --timelines and --set-back are for --postgres")
+    if chosen.set_back and (chosen.processes or chosen.codec or chosen.blobs):
+        raise SystemExit("--set-back is not for --processes, --codec and --blobs")
     if chosen.blobs and chosen.processes:
         raise SystemExit("--blobs is not for --processes: the blobs are in memory")
     areas = chosen.areas.split(",") if chosen.areas else list(AREAS)
@@ -94,6 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --postgres: all connections end and a new timeline begins, again and again, as at failovers",
     )
+    fault.add_argument(
+        "--set-back",
+        action="store_true",
+        help="with --postgres: the database is set back to an earlier moment, as by a failover that loses commits",
+    )
     return parser
 
 
@@ -118,7 +126,8 @@ def _database(chosen: argparse.Namespace) -> Iterator[str | Databases | None]:
     offers = find_postgres()
     wanted = {"old": offers[0], "new": offers[-1]} | {str(offer.major): offer for offer in offers}
     with wanted[chosen.postgres].open() as server:
-        yield (Pooled if chosen.pooler else Replaced if chosen.timelines else Copies)(server)
+        faults = {Pooled: chosen.pooler, Replaced: chosen.timelines, SetBack: chosen.set_back}
+        yield next((kind for kind, is_chosen in faults.items() if is_chosen), Copies)(server)
 
 
 def lines(error: BaseException | None) -> Iterator[str]:
@@ -195,12 +204,16 @@ class Look:
             if self._has_failed or not self._repeats or self._does_repeat(runner, program):
                 self._has_failed = True
                 raise
-            print(f"failed, and passed when it was run again:\n{error!r}\n{program!r}", flush=True)
+            found = "".join(lines(error))
+            print(f"failed, and passed when it was run again:\n{found}\n{program!r}", flush=True)
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self._reported = time.monotonic()
             print(self.report(), flush=True)
 
     def _run(self, runner: asyncio.Runner, program: Program) -> None:
+        if isinstance(self._where, SetBack):
+            runner.run(run_set_back(program, self._where, self._totals, self._size))
+            return
         one = run(
             program,
             self._where,

@@ -92,8 +92,8 @@ class GatedDatabase(PostgresDatabase):
         return await (open_gated(opening, self.gate) if is_of_client else opening())
 
 
-class _GatedCopy(GatedDatabase, _Copy):
-    pass
+class GatedCopy(GatedDatabase, _Copy):
+    """A copy that fails."""
 
 
 class Replaced(Copies):
@@ -113,7 +113,7 @@ class Replaced(Copies):
         """A new one."""
         self._newest = await self._copy()
         self._gate = Gate()
-        database = _GatedCopy(self._newest, "affinity", await _GatedCopy._connect(self._newest))
+        database = GatedCopy(self._newest, "affinity", await GatedCopy._connect(self._newest))
         database.server, database.gate = self._server, self._gate
         await database.begin()
         return database
@@ -143,13 +143,13 @@ def _replace(url: str) -> None:
     """New connections wait meanwhile, since each reads the timeline."""
     with closing(psycopg.connect(url, options="-c search_path=affinity")) as connection, connection.transaction():
         connection.execute("LOCK TABLE timeline IN ACCESS EXCLUSIVE MODE")
-        connection.execute(_END_OTHERS)
+        connection.execute(END_OTHERS, [connection.info.dbname])
         connection.execute("UPDATE timeline SET place = 'elsewhere'")
 
 
-_END_OTHERS: Final = """
+END_OTHERS: Final = """
     SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
-    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+    WHERE datname = %s AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
 
 
 class Pooled(Copies):

@@ -120,14 +120,14 @@ async def _run(
             await rest_blobs.check(env)
             await _check_audit(env, program)
     except TimeoutError as error:
-        error.add_note(_state(env))
+        error.add_note(describe(env))
         raise
     finally:
         await play.close()
         totals.add(env, faults)
 
 
-def _state(env: Env) -> str:
+def describe(env: Env) -> str:
     """The state of an env that does not come to rest, for a message."""
     traffic = env._traffic
     lines = [f"{env.jumps} jumps, {traffic.in_flight} calls in flight, {traffic.changes} changes"]

@@ -47,6 +47,7 @@ from tests.programs.draw import Failed, programs, search, text
 from tests.programs.play import Play
 from tests.programs.program import Options, Program, Size
 from tests.programs.run import run
+from tests.programs.set_back import SetBack
 from tests.programs.values import KINDS, Part
 from tests.servers.pgbouncer import PROGRAM
 
@@ -86,6 +87,17 @@ def test_some_programs_over_new_timelines(servers: Servers) -> None:
     look.run(1, 3, None)
     assert "3 programs" in look.report()
     assert replaced.done >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_some_programs_whose_database_is_set_back(servers: Servers) -> None:
+    """To an earlier moment: workers remember what the database has lost."""
+    where = SetBack(servers.server("old"))
+    look = Look(where, list(AREAS), size="small")
+    look.run(1, 6, None)
+    assert "6 programs" in look.report()
+    assert where.done == 6
 
 
 class _EndsLate:
