@@ -44,6 +44,7 @@ class Message:
     answers: bool | None = None  # whether open requests are allowed; None: they wait
     fails: bool = False  # the first request to the model of a run with it
     after: int = 0  # ticks
+    interrupts: bool | None = None  # behind it, whether the running wake is cancelled too; None: not at all
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Sent:
     """Ids of the messages to a conversation."""
     allowed: dict[str, bool] = field(default_factory=dict)
     """The answers to requests, by the label of the call."""
+    interrupted: dict[str, set[str]] = field(default_factory=dict)
+    """The messages of a conversation before its last interrupt: they may have no answer, and their calls no result."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,9 @@ async def pay(label: str, slow: int) -> str:
 
 
 class Plugged(Area[PlugsPart, Sent]):
-    """Each message is answered once; each call has one result, which the model reads, and which its request allows."""
+    """Each message is answered once; each call has one result, which the model reads, and which its request allows. An
+    interrupt ends what is before it.
+    """
 
     refusal: str | None = None
     """What the model reads of a call that was refused; None: the reason that the journal has."""
@@ -138,6 +143,7 @@ class Plugged(Area[PlugsPart, Sent]):
             answers=st.sampled_from((None, True, True, False)),
             fails=st.sampled_from((False, False, False, True)),
             after=st.sampled_from((0, 0, 1, 3, 8)),
+            interrupts=st.sampled_from((None,) * 6 + (False, True)),
         )
         return st.builds(PlugsPart, messages=st.lists(messages, min_size=1, max_size=most).map(tuple))
 
@@ -161,6 +167,9 @@ class Plugged(Area[PlugsPart, Sent]):
             await play.pause(message.after)
             if message.answers is not None:
                 await self._answer(talk, sent, allowed=message.answers)
+            if message.interrupts is not None:
+                sent.interrupted[talk.conversation_id] = {*sent.messages[talk.conversation_id]}
+                await talk.interrupt(cancel_running=message.interrupts, event_id=f"{name}-stop")
         return sent
 
     async def _answer(self, talk: Any, sent: Sent, *, allowed: bool) -> None:
@@ -206,13 +215,21 @@ def check(name: str, entries: Sequence[JournalEntry], sent: Sent, *, waits: bool
                 assert has_result, f"{name}: the model has read {text} of {label}"
     twice = [each for counted in (answers, calls) for each, number in counted.items() if number > 1]
     assert not twice, f"{name}: {twice} were answered, or called, twice"
+    ended = sent.interrupted.get(name, set())
     for label, result in results.items():
         may = sent.allowed.get(label, False) if ".pay." in label else True
-        assert (result.result == label) == may, f"{name}: {result}, and its call is allowed: {may}"
-    missing = sent.messages.get(name, set()) - answers.keys()
+        assert (result.result == label) == may or (may and _message_of(label) in ended), (
+            f"{name}: {result}, and its call is allowed: {may}"
+        )
+    missing = sent.messages.get(name, set()) - answers.keys() - ended
     assert waits or not missing, f"{name}: {missing} have no answer, and no request waits"
-    unanswered = calls.keys() - results.keys()
+    unanswered = {each for each in calls.keys() - results.keys() if _message_of(each) not in ended}
     assert waits or not unanswered, f"{name}: {unanswered} have no result"
+
+
+def _message_of(label: str) -> str:
+    """The id of the message that has asked for a call."""
+    return label.partition(".")[0]
 
 
 def _text_of(result: ToolResult, refusal: str | None) -> str:
