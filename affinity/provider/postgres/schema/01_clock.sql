@@ -90,7 +90,7 @@ DECLARE
 BEGIN
     SELECT * INTO STRICT line FROM timeline;
     current_token := line.token;
-    SELECT concat_ws('/', i.name, database_place()) INTO STRICT database FROM database_identity i;
+    database := concat_ws('/', (SELECT i.name FROM database_identity i), database_place());
     IF pg_is_in_recovery() THEN
         RETURN;
     END IF;
