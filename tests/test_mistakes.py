@@ -622,6 +622,27 @@ talks.include(talk)
 talks.include(app)
 
 
+async def test_what_a_handler_returns_and_a_step_that_it_does_not_await_have_no_effect(
+    kept_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As docs/learn/writing-code.md says. The first has a line in the log; of the second Python warns."""
+    careless, steps, before = affinity.Conversations(State, kind="careless"), list[Any](), len(STEPS)
+
+    @careless.on_wake
+    async def answers_by_return(wake: affinity.Wake, state: State) -> Any:
+        steps.append(wake.step("count", step_once))
+        return "the answer"
+
+    hasty = affinity.App("hasty")
+    hasty.include(careless)
+    async with affinity.Worker(hasty, kept_url), affinity.Client(kept_url) as client:
+        reply = await client.conversation(careless, "careless").ask(UserMessage("hello"), timeout=30)
+    assert (reply.text, len(STEPS)) == ("", before)
+    assert "returned str, which is dropped" in caplog.text
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        steps.clear()
+
+
 async def test_a_failure_that_is_retried_is_one_line(sqlite_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Of an activity, a step and a wake; the last failure has a traceback."""
     async with affinity.Worker(talks, sqlite_url), affinity.Client(sqlite_url) as client:
