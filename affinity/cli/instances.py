@@ -14,7 +14,7 @@ from affinity.cli.arguments import DURATION, FORCE, INSTANT, JSON, LABEL, labels
 from affinity.cli.filters import name_conditions, of_status, selected
 from affinity.cli.help import FAILED, REFUSED, UNKNOWN
 from affinity.cli.output import compact, counted, printable, table
-from affinity.cli.shell import Shell, command, remove, with_client, with_workers
+from affinity.cli.shell import Shell, command, confirm, remove, with_client, with_workers
 from affinity.client import EndedStatus, IfEnded, IfRunning, Instance
 from affinity.composed.client import Client
 from affinity.errors import InvalidInput, UnknownInstance, details_document
@@ -220,7 +220,7 @@ def cancel(shell: Shell, instance_id: str | None, reason: str, *, yes: bool, **w
         return
     if not yes:
         counts = with_client(shell, lambda client: client.count_instances(**where, status=_NOT_ENDED))
-        click.confirm(f"cancel {counted(sum(counts.values()), 'instance')}?", abort=True, err=True)
+        confirm(f"Cancel {counted(sum(counts.values()), 'instance')}?")
     asked = with_client(shell, lambda client: client.cancel_instances(**where, cancel_reason=reason))
     shell.show({"cancel_requested": asked}, lambda: click.echo(f"{counted(asked, 'instance')} asked to end", err=True))
 
@@ -322,7 +322,7 @@ def rerun(
                 {"instances": sum(counts.values())}, lambda: click.echo(counted(sum(counts.values()), "instance"))
             )
             return
-        click.confirm(f"run {counted(sum(counts.values()), 'instance')} again?", abort=True, err=True)
+        confirm(f"Run {counted(sum(counts.values()), 'instance')} again?")
 
     async def run(client: Client) -> list[dict[str, str]]:
         ids = [instance.instance_id async for instance in client.list_instances(**where)]
@@ -363,8 +363,12 @@ def reset(shell: Shell, instance_id: str, to_event: int) -> None:
 @click.argument("instance_id", metavar="ID")
 @click.option("--force", is_flag=True, help="Also when it is still running.")
 @click.option("--keep-children", is_flag=True, help="Leave its sub-orchestrations.")
-def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def delete(shell: Shell, instance_id: str, force: bool, keep_children: bool, *, yes: bool) -> None:
     """Remove the finished instance ID with its history, its queued work, and its sub-orchestrations."""
+    if not yes:
+        below = "" if keep_children else ", and its sub-orchestrations"
+        confirm(f"Remove the instance {printable(instance_id)!r} with its history and queued work{below}?")
     with_client(shell, lambda client: client.delete(instance_id, force=force, keep_children=keep_children))
     shell.show({"instance_id": instance_id, "deleted": True}, lambda: None)
 

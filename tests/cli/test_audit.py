@@ -77,7 +77,7 @@ def test_commands_leave_entries(play: Play, monkeypatch: pytest.MonkeyPatch) -> 
     succeed("schedules", "pause", "nightly", "--reason", "migration")
     succeed("schedules", "trigger", "nightly")
     succeed("schedules", "delete", "nightly", "--yes")
-    succeed("delete", "a", "--force")
+    succeed("delete", "a", "--force", "--yes")
     for shown in (
         ("list",),
         ("workers",),

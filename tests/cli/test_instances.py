@@ -121,7 +121,7 @@ def test_bad_ids(bad: str) -> None:
         ["show", bad],
         ["history", bad],
         ["cancel", bad],
-        ["delete", bad],
+        ["delete", "--yes", bad],
     ):
         assert "instance id" in refused(MISUSED, *command)
 
@@ -142,7 +142,7 @@ def test_an_unknown_instance() -> None:
         ["show", "t"],
         ["history", "t"],
         ["cancel", "t"],
-        ["delete", "t"],
+        ["delete", "t", "--yes"],
     ):
         assert "no instance has the id 't'" in refused(UNKNOWN, *command)
 
@@ -421,11 +421,12 @@ def test_sessions_and_workers(play: Play) -> None:
 
 def test_delete(play: Play) -> None:
     succeed("start", "brew", "--id", "t")
-    assert "force" in refused(REFUSED, "delete", "t")
-    assert document("delete", "t", "--force") == {"instance_id": "t", "deleted": True}
+    assert "force" in refused(REFUSED, "delete", "t", "--yes")
+    assert document("delete", "t", "--force", "--yes") == {"instance_id": "t", "deleted": True}
     succeed("start", "brew", "--id", "t")
     play(lambda puppet: puppet.end("t"))
-    assert succeed("delete", "t") == ""
+    assert "give --yes" in refused(MISUSED, "delete", "t")
+    assert succeed("delete", "t", "--yes") == ""
     refused(UNKNOWN, "show", "t")
 
 
