@@ -87,7 +87,7 @@ def test_release(play: Play) -> None:
     assert document("sessions", "release", "kettle", "pot", code=REFUSED) == {
         "sessions": {"kettle": "busy", "pot": "not_held"}
     }
-    succeed("delete", "t", "--force")
+    succeed("delete", "t", "--force", "--yes")
     assert "released" in succeed("sessions", "release", "kettle")
     assert document("sessions", "release", "kettle") == {"sessions": {"kettle": "not_held"}}
 
