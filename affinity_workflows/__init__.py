@@ -20,6 +20,9 @@ VERSION: Final = "0.1.0"
 SIGNALLED: Final = 128
 """The exit code of a process that a signal ended is this plus the signal's number, as shells report it."""
 
+STUCK: Final = 8
+"""The exit code of a worker of which something did not end, or whose event loop stood still."""
+
 
 def check_installation() -> None:
     """Refuse an environment that has the distribution `affinity`, too.

@@ -35,8 +35,8 @@ POLL_SECONDS: Final = 0.3
 """Between two looks at the files. A change is complete when the next look finds no other one."""
 
 STUCK_SECONDS: Final = 10.0
-"""For so long beyond its drain, or a second Ctrl-C, a worker may take to end. One whose event loop is blocked hears no
-signal, and would go on with the old code for ever.
+"""For so long beyond its drain, or a second Ctrl-C, a worker may take to end. One whose event loop is blocked ends by
+itself only when its lease is given up, and not at all where its code never gives back the interpreter.
 """
 
 CONSOLE: Final = ("jinja2", "starlette", "uvicorn")

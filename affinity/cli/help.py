@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import click
 
-from affinity_workflows import SIGNALLED
+from affinity_workflows import SIGNALLED, STUCK
 
-FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, UNSERVED, STUCK, INTERNAL = 1, 2, 3, 4, 5, 6, 7, 8, 70
+FAILED, MISUSED, NO_DATABASE, TIMED_OUT, UNKNOWN, REFUSED, UNSERVED, INTERNAL = 1, 2, 3, 4, 5, 6, 7, 70
 
 INTERRUPTED, PIPE_CLOSED = SIGNALLED + signal.SIGINT, SIGNALLED + signal.SIGPIPE
 

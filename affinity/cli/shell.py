@@ -21,7 +21,6 @@ from affinity.cli.help import (
     MISUSED,
     NO_DATABASE,
     REFUSED,
-    STUCK,
     TIMED_OUT,
     UNKNOWN,
     UNSERVED,
@@ -35,6 +34,7 @@ from affinity.errors import AffinityError
 from affinity.limits import MAX_PAGE
 from affinity.paging import Page, Pages
 from affinity.provider import has_password
+from affinity_workflows import STUCK
 
 if TYPE_CHECKING:
     from affinity.composed.client import Client

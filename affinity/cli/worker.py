@@ -16,13 +16,12 @@ import anyio
 import click
 
 from affinity.cli.arguments import DURATION
-from affinity.cli.help import STUCK
 from affinity.cli.loading import load_app
 from affinity.cli.logs import LogFormat, configure_logging
 from affinity.cli.shell import Shell, command
 from affinity.composed.options import RuntimeOptions
 from affinity.composed.worker import Worker
-from affinity_workflows import SIGNALLED
+from affinity_workflows import SIGNALLED, STUCK
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,12 +17,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NoReturn
 
 from affinity.worker.lease import LoopProgress
-from affinity_workflows import SIGNALLED
+from affinity_workflows import SIGNALLED, STUCK
 
 logger = logging.getLogger("affinity.worker")
-
-STALLED: Final = 8
-"""Exit code, as of a loop that moves again too late (`affinity.cli.help`)."""
 
 BLOCKED_SECONDS: Final = 1.0
 """A loop that stands still for so long counts as blocked."""
@@ -82,7 +79,7 @@ class _Guard:
             self._log(logging.WARNING, f"{self._first.name}: {text}")
         while not self.is_over.wait(LOOK_SECONDS):
             if self._progress.stands_still_for() > self._stall_timeout:
-                self._end("the event loop has stood still for stall_timeout; ending without it", STALLED)
+                self._end("the event loop has stood still for stall_timeout; ending without it", STUCK)
 
     def _end(self, text: str, code: int) -> NoReturn:
         log = threading.Thread(target=self._log, args=(logging.ERROR, text), daemon=True)

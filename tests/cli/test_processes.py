@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from affinity.cli import main
-from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE, STUCK
+from affinity.cli.help import INTERRUPTED, MISUSED, NO_DATABASE
+from affinity_workflows import STUCK
 from tests.cli.conftest import document, launch, refused, succeed
 from tests.support.cli_runner import new_runner
 from tests.support.worker_processes import PATIENCE, ROOT, open_workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from functools import partial
 from itertools import cycle
@@ -79,6 +79,25 @@ class _Copy(PostgresDatabase):
         await anyio.to_thread.run_sync(self.server.drop_database, name)
 
 
+@asynccontextmanager
+async def _repeated(fault: Callable[[], Awaitable[None]], rests: Iterable[float]) -> AsyncIterator[None]:
+    """Within the block a fault happens again and again, each time behind the next of these rests, in seconds."""
+    is_over = False
+
+    async def fail() -> None:
+        for rest in cycle(rests):
+            await anyio.sleep(rest)
+            if is_over:
+                return
+            with anyio.CancelScope(shield=True):
+                await fault()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(fail)
+        yield
+        is_over = True
+
+
 class GatedDatabase(PostgresDatabase):
     """One that fails: calls of its clients pass a gate."""
 
@@ -121,22 +140,14 @@ class Replaced(Copies):
     @asynccontextmanager
     async def faults(self) -> AsyncIterator[None]:
         """See the class."""
-        is_over = False
 
         async def fail() -> None:
-            for rest in cycle(self.RESTS):
-                await anyio.sleep(rest)
-                if is_over:
-                    return
-                with anyio.CancelScope(shield=True):
-                    async with self._gate.shut():
-                        await anyio.to_thread.run_sync(_replace, self._newest)
-                    self.done += 1
+            async with self._gate.shut():
+                await anyio.to_thread.run_sync(_replace, self._newest)
+            self.done += 1
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
+        async with _repeated(fail, self.RESTS):
             yield
-            is_over = True
 
 
 def _replace(url: str) -> None:
@@ -193,22 +204,15 @@ class Pooled(Copies):
         """The pooler stands still, of which a client sees nothing; connects to the server anew, which fails the calls
         that wait for a connection; ends the connections of its clients; and is killed: again and again.
         """
-        is_over = False
 
         async def fail() -> None:
-            for fault in self._faults:
-                await anyio.sleep(self.REST)
-                if is_over:
-                    return
-                with anyio.CancelScope(shield=True):
-                    async with nullcontext() if fault is _stand_still else self._gate.shut():
-                        await anyio.to_thread.run_sync(fault, self._newest)
-                self.done += 1
+            fault = next(self._faults)
+            async with nullcontext() if fault is _stand_still else self._gate.shut():
+                await anyio.to_thread.run_sync(fault, self._newest)
+            self.done += 1
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
+        async with _repeated(fail, [self.REST]):
             yield
-            is_over = True
 
 
 def _reconnect(bouncer: PgBouncer) -> None:

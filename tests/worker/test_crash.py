@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from affinity import Client
-from affinity.cli.help import STUCK
 from affinity.errors import ActivityPoisoned, OrchestrationFailed, OrchestrationPoisoned
+from affinity_workflows import STUCK
 from tests.support.activity_calls import ActivityCalls, open_calls
 from tests.support.all_databases import on_all_databases
 from tests.support.waiting import started
